@@ -1,5 +1,5 @@
-"""BERT, T5 and the 2017 model against transformers, on tiny random models: theirs loaded here, ours
-loaded there; so are the keys of their config.json."""
+"""BERT and its kin (nomic_bert, eurobert), T5 and the 2017 model against transformers, on tiny random
+models: theirs loaded here, ours loaded there; so are the keys of their config.json."""
 
 from __future__ import annotations
 

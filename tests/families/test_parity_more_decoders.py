@@ -1,5 +1,6 @@
 """Newer decoders against transformers: logits, padded rows, cached greedy text, weights both ways, and
-each word of their configs. The families are the modules of tests/where.md."""
+each word of their configs. Among them: deepseek, glm4_moe, minimax_m2, lfm2, mamba2, qwen3_next; the
+mechanisms latent, routed, sinks, sparse_mixer."""
 
 from __future__ import annotations
 

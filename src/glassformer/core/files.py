@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import json
 import math
 import os
@@ -71,7 +72,7 @@ def nearest_path(path: Path) -> str:
     return f' Did you mean "{path.parent / close[0]}"?' if close else ""
 
 
-def open_regular(path: Path, most: int | None = None) -> IO[bytes]:
+def open_regular(path: Path, most: int | None = None) -> io.BufferedReader:
     """A file open to read; OSError for a pipe or a device, and for more than ``most`` bytes."""
     # a pipe without a writer is opened at once, too
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

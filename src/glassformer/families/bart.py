@@ -35,16 +35,17 @@ NUMBERED = Sinusoidal(halves=True, endpoint=True, offset=2)  # one after the id 
 @dataclass(frozen=True)
 class Kin:
     """The differences of a family: its ``position``, its norms ``before`` or after, whether its
-    embeddings are ``normed`` and ``scaled``; the ``usual`` ones are for a file that is silent."""
+    embeddings are ``normed`` and ``scaled``; ``default_scaled``, ``default_act`` and
+    ``default_start`` are for a file that is silent."""
 
     position: Learned | Sinusoidal = TABLE
     before: bool = True
     normed: bool = True
     scaled: bool = True
     act: Activation = "gelu"
-    usual_scaled: bool = False
-    usual_act: str = "gelu"
-    usual_start: int | None = None
+    default_scaled: bool = False
+    default_act: str = "gelu"
+    default_start: int | None = None
 
     def model(
         self, dim: int, layers: tuple[int, int], heads: int, hidden: int, vocab: int, context: int
@@ -72,8 +73,8 @@ class Kin:
             Key.only("tie_word_embeddings", True, "the head shares the embeddings' table here"),
             Key.only("is_decoder", False, "a decoder here stands beside its encoder"),
             *BOTH_SIDES,
-            scale_key(self.usual_scaled),
-            act_key(self.usual_act),
+            scale_key(self.default_scaled),
+            act_key(self.default_act),
             Key("head_bias", "head.bias", lambda raw: _held(raw, "head_bias", BIAS)),
         )
 
@@ -90,7 +91,7 @@ class Kin:
         sides: dict[str, Any] = {
             name: replace(stack, position=position) for name, stack in stacks(model).items()
         }
-        return replace(model, **sides, start=read_start(raw, self.usual_start))
+        return replace(model, **sides, start=read_start(raw, self.default_start))
 
     def write_config(self, model: Model) -> dict[str, Any]:
         """Our config as its config.json, as far as that can say it."""
@@ -145,7 +146,7 @@ _LARGE = 1024, (12, 12), 16, 4096
 BART = recipe(
     "bart",
     "Bart",
-    Kin(before=False, scaled=False, usual_start=2),
+    Kin(before=False, scaled=False, default_start=2),
     "Lewis et al. 2020, BART: Denoising Sequence-to-Sequence Pre-training (arXiv 1910.13461)",
     "facebook/bart-base (byte-level BPE)",
     base=(768, (6, 6), 12, 3072, 50_265, 1024),
@@ -166,7 +167,9 @@ MBART = recipe(
 M2M_100 = recipe(
     "m2m_100",
     "M2M100",
-    Kin(NUMBERED, normed=False, act="relu", usual_scaled=True, usual_act="relu", usual_start=2),
+    Kin(
+        NUMBERED, normed=False, act="relu", default_scaled=True, default_act="relu", default_start=2
+    ),
     "Fan et al. 2020, Beyond English-Centric Multilingual Machine Translation (arXiv 2010.11125); "
     "NLLB Team 2022 (arXiv 2207.04672)",
     "facebook/nllb-200-distilled-600M (SentencePiece)",
@@ -181,7 +184,7 @@ M2M_100 = recipe(
 PEGASUS = recipe(
     "pegasus",
     "Pegasus",
-    Kin(Sinusoidal(halves=True), normed=False, act="relu", usual_start=0),
+    Kin(Sinusoidal(halves=True), normed=False, act="relu", default_start=0),
     "Zhang et al. 2020, PEGASUS: Pre-training with Extracted Gap-sentences (arXiv 1912.08777)",
     "google/pegasus-xsum (Unigram)",
     large=(1024, (16, 16), 16, 4096, 96_103, 1024),

@@ -86,9 +86,9 @@ def write_config(model: Encoder) -> dict[str, Any]:
 
 
 _LAYER = {
-    **{f"self_attn.{ours}_proj": f"attn.{ours}" for ours in "qkv"},
+    **{f"self_attn.{param_name}_proj": f"attn.{param_name}" for param_name in "qkv"},
     "self_attn.o_proj": "attn.out",
-    **{f"mlp.{ours}_proj": f"ffn.{ours}" for ours in ("gate", "up", "down")},
+    **{f"mlp.{param_name}_proj": f"ffn.{param_name}" for param_name in ("gate", "up", "down")},
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -112,8 +112,8 @@ EUROBERT = Recipe(
             NameRule(_TOKENS, "embed.token.weight"),
             *rules(
                 {
-                    f"model.layers.{{i}}.{theirs}": f"encoder.blocks.{{i}}.{ours}"
-                    for theirs, ours in _LAYER.items()
+                    f"model.layers.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
+                    for file_name, param_name in _LAYER.items()
                 }
             ),
             *rules(

@@ -135,7 +135,10 @@ _LAYER = {
 
 def table(model: Encoder) -> Table:
     """The names of the weights, queries, keys and values in one; labels by the head."""
-    layers = {f"{BLOCKS}.{name}": f"encoder.blocks.{{i}}.{ours}" for name, ours in _LAYER.items()}
+    layers = {
+        f"{BLOCKS}.{name}": f"encoder.blocks.{{i}}.{param_name}"
+        for name, param_name in _LAYER.items()
+    }
     words = {
         f"{WORDS}.transform.dense": "head.transform",
         f"{WORDS}.transform.layer_norm": "head.norm",

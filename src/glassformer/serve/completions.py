@@ -26,7 +26,6 @@ from typing_extensions import TypedDict
 from ..core.errors import need
 from ..core.files import JsonObject
 from ..core.generation.loop import Likely
-from ..core.generation.prompt import end_tokens
 from ..core.generation.sample import Sampling
 from ..core.tokenizer import Tokenizer
 from . import grammars
@@ -146,7 +145,7 @@ async def engine_request(
         need(not body.ignore_eos, "A grammar says where the answer ends; leave out ignore_eos.")
         compile = grammars.guide_factory
         guide = await to_thread.run_sync(compile, tokenizer, vocab, *body.grammar)
-    eos = frozenset() if body.ignore_eos else end_tokens(None, tokenizer)
+    eos = frozenset() if body.ignore_eos else tokenizer.end_ids
     if guide is not None and tokenizer.eos is not None:  # a grammar ends with it
         eos |= {tokenizer.eos}
     return Request(

@@ -33,9 +33,9 @@ Start: TypeAlias = int | Sequence[int] | None
 
 def end_tokens(eos: int | Collection[int] | None, tokenizer: Tokenizer | None) -> frozenset[int]:
     """The ids that end a text: those given, or else the tokenizer's."""
-    if eos is None and tokenizer is not None:
-        eos = tokenizer.ends or tokenizer.eos
-    return frozenset((eos,) if isinstance(eos, int) else eos or ())
+    if eos is None:
+        return frozenset() if tokenizer is None else tokenizer.end_ids
+    return frozenset((eos,) if isinstance(eos, int) else eos)
 
 
 def encode(

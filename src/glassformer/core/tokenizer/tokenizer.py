@@ -76,6 +76,11 @@ class Tokenizer(Vocabulary):
         self.sentinels = [id for _, id in sorted((int(m[1]), id) for m, id in marks if m)]
 
     @property
+    def end_ids(self) -> frozenset[int]:
+        """Ids that end what a model writes."""
+        return frozenset(self.ends or (() if self.eos is None else (self.eos,)))
+
+    @property
     def for_source(self) -> Tokenizer:
         """Tokenizer of an encoder-decoder's sources."""
         return self.source_tokenizer or self

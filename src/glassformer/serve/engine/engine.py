@@ -35,7 +35,6 @@ from torch import Tensor
 
 from ...core import config
 from ...core.errors import UserError, need
-from ...core.generation.prompt import end_tokens
 from ...core.generation.sample import likeliest
 from ...core.nn import Model
 from ...core.nn.finite import is_finite, must_be_finite
@@ -205,7 +204,9 @@ class Engine:
         stop_tokens = request.stop_tokens
         limit = self.max_context - len(request.tokens) + 1
         limit = limit if request.max_new is None else min(limit, request.max_new)
-        eos = end_tokens(None, tokenizer) if stop_tokens is None else frozenset(stop_tokens)
+        eos = frozenset() if tokenizer is None else tokenizer.end_ids
+        if stop_tokens is not None:
+            eos = frozenset(stop_tokens)
         handle.sequences = [
             Sequence(handle, index, limit, eos, tokenizer) for index in range(request.size)
         ]

@@ -162,8 +162,8 @@ def plan_memory(
         least_parts = 0
     if memory is None:
         free = available_memory(next(model.parameters()).device)
-        wanted = (full_bytes + cross_bytes) * least * sequences + window_bytes * most_parts
-        memory = wanted if free is None else free // 2
+        usual_bytes = (full_bytes + cross_bytes) * least * sequences + window_bytes * most_parts
+        memory = usual_bytes if free is None else free // 2
     sources = 0
     if cross_bytes:
         sequences = min(sequences, max(1, memory // 2 // (cross_bytes * least)))

@@ -93,13 +93,13 @@ class Progress:
 
     def html(self, ended: str = "") -> str:
         """The bar, and in words how far it is and how long it takes."""
-        done, total, said = self.said
+        done, total, note = self.said
         spent = time.monotonic() - self.began
         parts = [f"{self.what}: {done:,} of {total:,}" if total else f"{self.what}: {done:,}"]
         parts.append(f"{spent:.1f} s{' (stopped)' * (ended == 'stopped')}")
         if done and total and not ended:
             parts.append(f"{spent / done * (total - done):.0f} s left")
-        words = ", ".join([*parts, *filter(None, [said])])
-        known = f'value="{done}" max="{total}" ' if total else ""
-        bar = f'<progress {known}style="width:220px;vertical-align:middle"></progress> '
+        words = ", ".join([*parts, *filter(None, [note])])
+        limits = f'value="{done}" max="{total}" ' if total else ""
+        bar = f'<progress {limits}style="width:220px;vertical-align:middle"></progress> '
         return f'<div style="font-family:monospace;font-size:12px">{bar}{escape(words)}</div>'

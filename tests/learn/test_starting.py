@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 
 import pytest
 
@@ -59,6 +60,18 @@ def test_what_cannot_be_read_is_said(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with mistake(None, message):
         starting.read_source(tmp_path / name)
+
+
+def test_a_pipe_and_an_endless_file_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "endless.py").symlink_to("/dev/zero")
+    (tmp_path / "large.py").touch()
+    os.truncate(tmp_path / "large.py", 1 << 40)
+    for name, why in (("pipe", "not a file"), ("endless", "not a file"), ("large", "more than")):
+        with mistake(f"{name}.py cannot be read .it .*{why}"):
+            starting.read_source(tmp_path / f"{name}.py")
+    (tmp_path / "lines.py").write_bytes(b"# exercise: x\r\na = 1\rb = 2\n")
+    assert starting.read_source(tmp_path / "lines.py").code == "# exercise: x\na = 1\nb = 2\n"
 
 
 def test_a_missing_file_gets_the_nearest(tmp_path):

@@ -18,6 +18,7 @@ from .exercise import Exercise
 MARK = re.compile(r"^#\s*exercise:\s*([\w-]+)\s*$", re.MULTILINE)
 MAGIC = re.compile(r"^(\s*)([%!?].*|[\w.]+\?+|[\w., ]+=\s*[%!].*)$")
 TIMES = ("%%time", "%%timeit", "%%capture", "%%prun")  # below them stands Python
+LARGEST = 1 << 26  # bytes of a file; a notebook with many pictures has some millions
 ALOUD = "glassformer learn"
 
 
@@ -110,7 +111,7 @@ def read_source(path: Path) -> LearnerSource:
         f"{path} is a folder; name a file in it, or a class's folder: {ALOUD} check --all {path}.",
     )
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_bytes(path, LARGEST).decode().replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise UserError(f"{path} is not there; check the path.{files.nearest_path(path)}") from None
     except OSError as error:

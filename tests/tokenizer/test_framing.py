@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+import tokenizers
+
 import tiny
-from glassformer.core.tokenizer import framing
+from glassformer.core.tokenizer import framing, from_json
 from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats.tokenizer_forms import from_json
 from mistakes import mistake
 
 
@@ -41,6 +45,19 @@ def test_a_target_opens_with_bos_or_as_in_t5_with_the_padding_and_closes_with_eo
     b = t5.id("b")
     assert framing.source(t5, [a, b]) == [a, b, t5.id("</s>")]
     assert framing.source(t5, []) == []
+
+
+@pytest.mark.parametrize("single", ["<s> $A </s>", "<de> $A </s>", "$A </s> <de>", "$A </s>"])
+def test_a_source_is_framed_as_the_tokenizers_file_says(single):
+    """BART's, NLLB's, mBART's and T5's frames, beside the library that the files are written for."""
+    plain = tokenizer_with("<s>", "</s>", "<de>")
+    named = [(name, plain.id(name)) for name in ("<s>", "</s>", "<de>")]
+    library = tokenizers.Tokenizer.from_str(plain.to_json())
+    library.post_processor = tokenizers.processors.TemplateProcessing(single, None, named)
+    framed = from_json(library.to_str())
+    assert framing.source(framed, framed.encode("a b")) == library.encode("a b").ids
+    assert framing.source(framed, []) == []
+    assert framing.source(plain, [4]) == [4, plain.eos]  # the file says nothing: eos alone
 
 
 def test_a_decoders_question_ends_with_sep_or_with_what_opens_a_target():

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 import tiny
-from glassformer.core.tokenizer import framing, from_json
+from glassformer.core.tokenizer import framing
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_forms import from_json
 from mistakes import mistake

@@ -16,7 +16,9 @@ from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
 from glassformer import config
 from glassformer import families as recipes
+from glassformer.core.config import serial
 from glassformer.core.nn import Cache, Tape, build_model
+from glassformer.families.latent import LatentAttention
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.scale.cost import cost
@@ -133,6 +135,14 @@ def test_files_of_transformers_4(name):
     assert recipes.plain(read) == recipes.plain(recipes.find(name))
 
 
+MIXERS = {
+    "ShortConv": {},
+    "Mamba2": {"state_heads": 4, "head_dim": 16, "state": 8},
+    "GatedDelta": {"key_heads": 2, "value_heads": 4, "key_dim": 8, "value_dim": 8},
+}
+"""Sizes of a tiny model's mixers beside attention."""
+
+
 def shrunk(name):
     """A recipe made tiny, all its peculiarities kept."""
     cfg = recipes.find(name)
@@ -142,19 +152,25 @@ def shrunk(name):
     for block in blocks if len(blocks) <= 12 else blocks[:4]:  # dense blocks first, then mixtures
         args = block.attention
         think = block.feedforward
-        attention = replace(
-            args,
-            heads=4,
-            kv_heads=min(args.kv_heads, 2) if (args.kv_heads or args.heads) < args.heads else None,
-            head_dim=args.head_dim and (10 if turns == 1 else 12),
-            mask=config.Window(7) if isinstance(args.mask, config.Window) else args.mask,
-        )
+        if isinstance(args, config.Attention):
+            few = (args.kv_heads or args.heads) < args.heads
+            attention = replace(
+                args,
+                heads=4,
+                kv_heads=min(args.kv_heads, 2) if few else None,
+                head_dim=args.head_dim and (10 if turns == 1 else 12),
+                mask=config.Window(7) if isinstance(args.mask, config.Window) else args.mask,
+            )
+        if isinstance(args, LatentAttention):
+            attention = replace(attention, kv_rank=12, q_rank=args.q_rank and 10, value_dim=8)
+        elif not isinstance(args, config.Attention):
+            attention = replace(args, **MIXERS[type(args).__name__])
         if isinstance(think, config.MoE):
             shared = think.shared and replace(think.shared, hidden=40)
             expert = replace(think.expert, hidden=20)
             experts = max(4, 2 * getattr(think, "groups", 1))
             think = replace(think, experts=experts, top_k=2, expert=expert, shared=shared)
-        else:
+        elif think is not None:
             # BLOOM and MPT have no word for it
             fixed = isinstance(cfg.decoder.position, config.Alibi)
             think = replace(think, hidden=128 if fixed else 20)
@@ -167,7 +183,13 @@ def shrunk(name):
     depth = 4 if 4 % len(pattern) == 0 else len(pattern)
     stack = replace(cfg.decoder, depth=depth, pattern=tuple(pattern), position=position)
     embed = replace(cfg.embed, vocab=VOCAB, scale=32**0.5 if cfg.embed.scale > 1 else 1.0)
-    return replace(cfg, dim=32, context=64, decoder=stack, embed=embed)
+    context = 64 if stack.attentions else cfg.context  # Mamba has no word for it
+    cfg = replace(cfg, dim=32, context=context, decoder=stack, embed=embed)
+    # at 1e-6 a delta rule of random weights errs by some 2e-4 in float32, here as there
+    text = serial.dumps(cfg)
+    return serial.loads(
+        config.Model, text.replace("1e-06", "0.05") if "GatedDelta" in text else text
+    )
 
 
 ONE_EACH = [f"{recipe.name}/{next(iter(recipe.sizes))}" for recipe in recipes.DECODERS]

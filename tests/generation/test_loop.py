@@ -248,11 +248,15 @@ class Digits:
 
     size = VOCAB
     unk = None
-    ends = ()
+    frame: tuple[list[int], list[int]] = ([], [])
     pad: int | None = None
     bos: int | None = 1
     eos: int | None = 0
     letters = "".join(map(chr, range(40, 40 + VOCAB)))
+
+    @property
+    def end_ids(self):
+        return frozenset(() if self.eos is None else (self.eos,))
 
     @property
     def for_source(self):

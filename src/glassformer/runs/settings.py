@@ -16,6 +16,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from .. import families  # noqa: F401  # their mechanisms are types of the slots
 from ..core import config
 from ..core.config import run, serial
 from ..scale.parallel import Parallel

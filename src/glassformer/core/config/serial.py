@@ -127,7 +127,7 @@ def members(slot: Any) -> dict[str, type]:
     classes, options = _builtin_members(slot), _options(slot)
     for slot_types, added in _MEMBERS.items():
         if slot_types <= options:
-            classes |= added
+            classes |= sorted(added.items())
     return classes
 
 

@@ -31,8 +31,9 @@ from glassformer.formats import lora, store
 from glassformer.scale.cost import cost
 from glassformer.sight.layouts import DocumentReader, Documents
 from mistakes import mistake
-from tiny import ALL, DECODERS, tokens
+from tiny import DECODERS, SINKS, tokens
 
+ALL = tiny.ALL | SINKS
 PAIRS = [name for name, config in ALL.items() if isinstance(config, c.EncoderDecoder)]
 CLOSE = {"rtol": 0.0, "atol": 1e-5}  # of logits with a spread of several units
 
@@ -85,7 +86,9 @@ def test_saved_loaded_counted_and_adapted(name, tmp_path):
     assert back.config == ALL[name]
     assert all(torch.equal(w, reference[path]) for path, w in model.named_parameters())
     assert cost(ALL[name]).total == sum(weight.numel() for weight in model.parameters())
-    lora.tune(back, LoRA(rank=2, target_modules=("*.q", "*.up", "*.state", "*.transform")))
+    lora.tune(
+        back, LoRA(rank=2, target_modules=("*.q", "*.up", "*.state", "*.transform", "*.in_proj"))
+    )
     near(forward(back, second_tokens), forward(model, second_tokens))
 
 
@@ -151,7 +154,8 @@ def needs(cfg):
         biased = {"bias"} if isinstance(stack.position, c.RelativeBias | c.Alibi) else set()
         for block in stack.pattern:
             sinks = {"sinks"} if isinstance(block.attention, SinkAttention) else set()
-            results.append(biased | sinks | ({"softcap"} if block.attention.softcap else set()))
+            capped = getattr(block.attention, "softcap", None)
+            results.append(biased | sinks | ({"softcap"} if capped else set()))
             if block.cross is not None:
                 results.append({"softcap"} if block.cross.softcap else set())
     return results
@@ -289,7 +293,7 @@ def test_a_tape_changes_nothing(name):
     tape = Tape("*")
     assert torch.equal(forward(model, tokens(), tape=tape), plain)
     place = "decoder" if hasattr(model, "decoder") else "encoder"
-    if place in c.stacks(model.config):
+    if place in c.stacks(model.config) and name not in tiny.STATES:
         heads = c.stacks(model.config)[place].pattern[0].attention.heads
         pattern = tape[f"{place}.blocks.1.attn.pattern"]
         assert pattern.shape == (3, heads, 20, 20)
@@ -367,7 +371,12 @@ def test_every_parameter_of_every_family_gets_a_gradient():
                 + pooled
                 + sum(out.aux.values(), torch.zeros(()))
             ).backward()
-        lost = [path for path, weight in model.named_parameters() if weight.grad is None]
+        # a correction chooses experts and weighs none: a rule moves it, no gradient
+        lost = [
+            path
+            for path, weight in model.named_parameters()
+            if weight.grad is None and not path.endswith("ffn.correction")
+        ]
         assert not lost, (name, lost)
 
 

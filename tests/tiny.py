@@ -228,14 +228,6 @@ DECODERS = {
         ),
         position=c.Rotary(fraction=0.5),
     ),
-    "gpt_oss": decoder(
-        block(
-            SinkAttention(4, 2, 16, bias=True, mask=c.Window(7)),
-            ClampedMoE(4, 2, c.GatedMLP(16, bias=True), limit=0.5),
-        ),
-        block(SinkAttention(4, 2, 16), SparseMixerMoE(4, 2, c.GatedMLP(16), tolerance=0.5)),
-        position=c.Rotary(1e4, scaling=c.YarnScaling(4.0, 16, truncate=False)),
-    ),
     "deepseek_v3": decoder(
         block(LatentAttention(4, kv_rank=12, q_rank=10, **LATENT)),
         block(
@@ -277,6 +269,17 @@ OTHERS = {
     "onward": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), ONWARD, c.Head(), WIDE),
 }
 ALL = {**DECODERS, **OTHERS}
+SINKS = {
+    "gpt_oss": decoder(
+        block(
+            SinkAttention(4, 2, 16, bias=True, mask=c.Window(7)),
+            ClampedMoE(4, 2, c.GatedMLP(16, bias=True), limit=0.5),
+        ),
+        block(SinkAttention(4, 2, 16), SparseMixerMoE(4, 2, c.GatedMLP(16), tolerance=0.5)),
+        position=c.Rotary(1e4, scaling=c.YarnScaling(4.0, 16, truncate=False)),
+    ),
+}
+"""Attention with sinks: no ring, kernel or linearised pass computes it."""
 STATES = {"lfm2", "mamba2", "qwen3_next"}  # decoders whose mixers keep a state beside attention
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that keep a state
 

@@ -26,8 +26,8 @@ TWO = set(tiny.OTHERS)
 # of log-probabilities, where torch's products decide: they sum in another order for other row
 # counts
 BOUND = 2e-5
-TORCH = {"strided", "fixed", "prefix", "mixed", "gpt_oss"} | tiny.RECURRENT | tiny.STATES
-"""Families in which they do even with compiled kernels: rules that are no window, sinks, recurrent
+TORCH = {"strided", "fixed", "prefix", "mixed"} | tiny.RECURRENT | tiny.STATES
+"""Families in which they do even with compiled kernels: rules that are no window, recurrent
 cells, mixers that keep a state."""
 
 THREADS = TORCH | TWO

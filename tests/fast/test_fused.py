@@ -30,9 +30,8 @@ OTHERS = {
     "smollm3",
     "deepseek_v2",
     "deepseek_v3",
-    "gpt_oss",
 } | tiny.STATES
-"""Experts, latent attention, sinks, rules that are no window, recurrent cells, places of norms, multipliers and
+"""Experts, latent attention, rules that are no window, recurrent cells, places of norms, multipliers and
 positions of a block that the kernels do not know: computed by their modules."""
 FUSED = [name for name in tiny.DECODERS if name not in OTHERS]
 PAIRS = ["vaswani", "t5", "two vocabularies"]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import tiny
 from glassformer.fast.paged import PackedTexts, PagedCache
 
-STACKS = [name for name in tiny.DECODERS if name not in tiny.RECURRENT | tiny.STATES | {"gpt_oss"}]
+STACKS = [name for name in tiny.DECODERS if name not in tiny.RECURRENT | tiny.STATES]
 
 
 @pytest.mark.parametrize("name", STACKS)

@@ -11,7 +11,7 @@ from glassformer import config as c
 from glassformer.core.nn import EncoderDecoder, build_model
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
-from tiny import ALL, tokens
+from tiny import ALL, STATES, tokens
 
 LENGTHS = 22, 150  # one fills no shard, the other is several blocks of the engine
 
@@ -27,7 +27,9 @@ def longer(cfg):
     return replace(cfg, pool=None, **stacks)
 
 
-FAMILIES = {name: longer(cfg) for name, cfg in ALL.items() if not c.recurrent(cfg)}
+FAMILIES = {
+    name: longer(cfg) for name, cfg in ALL.items() if not c.recurrent(cfg) and name not in STATES
+}
 
 
 def row(cfg, scene, length):

@@ -153,9 +153,10 @@ def needs(cfg):
     for stack in c.stacks(cfg).values():
         biased = {"bias"} if isinstance(stack.position, c.RelativeBias | c.Alibi) else set()
         for block in stack.pattern:
+            if not isinstance(block.attention, c.Attention):
+                continue
             sinks = {"sinks"} if isinstance(block.attention, SinkAttention) else set()
-            capped = getattr(block.attention, "softcap", None)
-            results.append(biased | sinks | ({"softcap"} if capped else set()))
+            results.append(biased | sinks | ({"softcap"} if block.attention.softcap else set()))
             if block.cross is not None:
                 results.append({"softcap"} if block.cross.softcap else set())
     return results

@@ -6,11 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from glassformer.families.gated_expert_module import GatedExpertModule
-from glassformer.families.mixers.delta import GatedDeltaModule
-from glassformer.families.mixers.scan import CausalConv, scan
-from glassformer.families.mixers.short_conv import ShortConvModule
-from glassformer.families.mixers.ssm import Mamba2Module
 from torch.testing import assert_close
 
 import tiny
@@ -21,6 +16,11 @@ from glassformer.core.nn.flow import Flow
 from glassformer.core.nn.layers import GatedMLP
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.mixers import GatedDelta, Mamba2, ShortConv
+from glassformer.families.modules.delta import GatedDeltaModule
+from glassformer.families.modules.gated_expert import GatedExpertModule
+from glassformer.families.modules.scan import CausalConv, scan
+from glassformer.families.modules.short_conv import ShortConvModule
+from glassformer.families.modules.ssm import Mamba2Module
 from glassformer.scale import cost
 from mistakes import mistake
 

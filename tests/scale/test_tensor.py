@@ -27,6 +27,12 @@ from glassformer.core.config.objective import LoRA
 from glassformer.core.errors import UserError
 from glassformer.core.nn import makers
 from glassformer.core.training.loss import token_loss
+from glassformer.families.gated_expert import GatedExpert
+from glassformer.families.latent import LatentAttention
+from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
+from glassformer.families.routed import RoutedMoE
+from glassformer.families.sinks import ClampedMoE, SinkAttention
+from glassformer.families.sparse_mixer import SparseMixerMoE
 from glassformer.formats import lora
 from glassformer.scale import tensor
 from glassformer.scale.mesh import Mesh
@@ -176,7 +182,19 @@ WHOLE = {
         c.Init,
     ),
     "a few rows": (c.Pool, c.TokenHead),
+    "few families have it": (
+        LatentAttention,
+        RoutedMoE,
+        SinkAttention,
+        ClampedMoE,
+        SparseMixerMoE,
+        GatedAttention,
+        GatedExpert,
+    ),
     "a step needs all of the state": (
+        ShortConv,
+        Mamba2,
+        GatedDelta,
         c.Recurrent,
         c.GRU,
         c.LSTM,

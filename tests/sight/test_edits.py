@@ -645,7 +645,7 @@ def test_a_line_that_is_no_edit_is_refused(line, message):
         ("gpt2", swap_token(12, 5), "0 to 9"),
         ("gru", mask_token(2), "use swap_token"),
         ("gru", head_off("decoder.cells.0", 1), "has no attention"),
-        ("bert", scale("pool.write", 1.0, positions=1), "has no positions"),
+        ("bert", scale("pool.write", 1.0, positions=1), "leave positions out"),
         ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "cannot attend to position 5"),
         ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights are numbers"),
         ("gpt2", set_attention(ATTENTION, 0, 2, {1: -0.5}), "weights are numbers of at least 0"),
@@ -656,7 +656,11 @@ def test_a_line_that_is_no_edit_is_refused(line, message):
         ),
         ("gpt2", patch("decoder.embed", torch.zeros(1, 10, 16)), "give a run of this model"),
         ("gpt2", patch("decoder.embed", torch.zeros(1, 9, 32)), "has 9 tokens and the text has 10"),
-        ("gpt2", patch("decoder.embed", torch.zeros(3, 10, 32)), "of 3 texts and 2 are read"),
+        (
+            "gpt2",
+            patch("decoder.embed", torch.zeros(3, 10, 32)),
+            "holds 3 texts and the model reads 2",
+        ),
         ("gpt2", patch("decoder.embed", torch.zeros(1, 4, 32), positions=5), "it has 4 tokens"),
     ],
 )

@@ -245,7 +245,11 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
             '"glassformer".'
         )
     added = serial.added_types(model)
-    layouts = [recipe for recipe in all() if added <= recipe.added_types]
+    layouts = [
+        recipe
+        for recipe in all()
+        if added <= recipe.added_types and bool(added) == bool(recipe.added_types)
+    ]
     need(
         bool(layouts),
         f"No published layout holds {', '.join(sorted(added))}; save the model with the layout "

@@ -69,8 +69,8 @@ def read_config(raw: ConfigReader) -> Model:
 def write_config(model: Encoder) -> dict[str, Any]:
     """Our config as a EuroBERT config.json, as far as that can say it."""
     need(model.pool is None, "The eurobert layout holds no pool; keep it beside the model.")
-    rotary, head = stacks(model)["encoder"].position, head_name(model)
-    assert isinstance(rotary, Rotary)
+    position, head = stacks(model)["encoder"].position, head_name(model)
+    rotary = position if isinstance(position, Rotary) else Rotary()
     raw = {
         "architectures": [f"EuroBertFor{head}" if head else "EuroBertModel"],
         **write_keys(model, KEYS),

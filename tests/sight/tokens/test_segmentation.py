@@ -141,5 +141,5 @@ def test_a_token_that_was_added_has_no_path():
     )
     tokenizer = from_json(json.dumps(raw))
     assert last in tokenizer.encode("a glassy roof") and trace(tokenizer, "a roof")
-    with pytest.raises(UserError, match="leave it out"):
+    with pytest.raises(UserError, match="leave that token out"):
         trace(tokenizer, "a glassy roof")

@@ -29,15 +29,20 @@ class RoutedMoEModule(MoE):
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, T, E) -> the weights and the numbers of each token's experts (B, T, K)."""
         cfg = self.cfg
-        scores = sigmoid(logits) if cfg.score == "sigmoid" else logits.softmax(-1)
-        ranks = scores if self.correction is None else scores + self.correction.detach()
+        if cfg.score == "sigmoid":
+            router_probs = whole_vectors(logits).sigmoid()[..., : cfg.experts]
+        else:
+            router_probs = logits.softmax(-1)
+        ranks = router_probs if self.correction is None else router_probs + self.correction.detach()
         if cfg.top_groups < cfg.groups:
             ranks = self.best_groups(ranks)
         chosen = ranks.topk(cfg.top_k, dim=-1).indices
         # a gather, in functions that a browser computes as well
-        rows = torch.arange(scores.shape[0] * scores.shape[1], device=scores.device)
+        rows = torch.arange(
+            router_probs.shape[0] * router_probs.shape[1], device=router_probs.device
+        )
         index = chosen.flatten(0, 1) + rows[:, None] * cfg.experts
-        weight = scores.flatten().index_select(0, index.flatten()).view(chosen.shape)
+        weight = router_probs.flatten().index_select(0, index.flatten()).view(chosen.shape)
         if cfg.normalize:
             # sigmoids may all be 0
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
@@ -57,9 +62,7 @@ class RoutedMoEModule(MoE):
             nn.init.zeros_(self.correction)
 
 
-def sigmoid(logits: Tensor) -> Tensor:
-    """Sigmoids (..., E) in whole vectors: torch's scalar loop at a tensor's end rounds otherwise,
-    and a token's experts would depend on the number of tokens beside it."""
-    experts = logits.shape[-1]
-    padding = -experts % 32
-    return F.pad(logits, (0, padding)).sigmoid()[..., :experts] if padding else logits.sigmoid()
+def whole_vectors(logits: Tensor) -> Tensor:
+    """Logits (..., E) padded to whole vectors: torch's scalar loop at a tensor's end rounds a sigmoid
+    otherwise, and a token's experts would depend on the number of tokens beside it."""
+    return F.pad(logits, (0, -logits.shape[-1] % 32))

@@ -248,7 +248,8 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
     layouts = [
         recipe
         for recipe in all()
-        if added <= recipe.added_types and bool(added) == bool(recipe.added_types)
+        if added <= recipe.added_types
+        and (recipe.name == family or bool(added) == bool(recipe.added_types))
     ]
     need(
         bool(layouts),

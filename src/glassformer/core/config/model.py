@@ -305,8 +305,11 @@ def longer_hint(model: Model) -> str:
 
 def shapes(model: Model) -> Shapes:
     """Name and shape of each parameter, in the module's order; UserError for too many to count."""
-    blocks = [stack.block(i) for stack in stacks(model).values() for i in range(stack.depth)]
-    layers = sum(getattr(block.feedforward, "networks", 1) for block in blocks)
+    layers = 0
+    for stack in stacks(model).values():
+        times, more = divmod(stack.depth, len(stack.pattern))
+        for place, block in enumerate(stack.pattern):
+            layers += (times + (place < more)) * getattr(block.feedforward, "networks", 1)
     if layers > MOST_PARTS:
         raise UserError(
             f"The config describes {layers:,} blocks and experts; fix its depth or "

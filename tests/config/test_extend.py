@@ -326,6 +326,8 @@ def test_what_a_part_says_of_itself_is_heard(forgotten):
     assert decays == [0.1, 0.0, 0.1]
     with mistake("160,000 blocks and experts"):
         cost.cost(serial.change(cfg, {"decoder.depth": 4})).total  # noqa: B018
+    with mistake("40,000,000,000,000 blocks and experts"):  # at once, without a list of them
+        cost.cost(serial.change(cfg, {"decoder.depth": 10**9})).total  # noqa: B018
 
 
 def test_a_vector_that_nobody_fills_is_refused(own_types, monkeypatch):

@@ -45,6 +45,13 @@ read_config = decoders.config_reader(mixtral(4096, 32, 32, 14_336, 32_768, 0.001
 write_config = decoders.writer(KEYS)
 _MIXTURE = f"{decoders.THEIRS}.block_sparse_moe"
 
+WEIGHTS = decoders.table(
+    {**decoders.ATTENTION, **decoders.NORMS},
+    NameRule(f"{_MIXTURE}.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
+    NameRule(f"{_MIXTURE}.experts.{{e}}.w1.weight", f"{decoders.OURS}.ffn.gate"),
+    NameRule(f"{_MIXTURE}.experts.{{e}}.w2.weight", f"{decoders.OURS}.ffn.down"),
+    NameRule(f"{_MIXTURE}.experts.{{e}}.w3.weight", f"{decoders.OURS}.ffn.up"),
+)
 MIXTRAL = Recipe(
     name="mixtral",
     paper="Jiang et al. 2024, Mixtral of Experts (arXiv 2401.04088)",
@@ -57,11 +64,5 @@ MIXTRAL = Recipe(
     tokenizer="mistralai/Mixtral-8x7B-v0.1",
     read_config=read_config,
     write_config=write_config,
-    weights=decoders.table(
-        {**decoders.ATTENTION, **decoders.NORMS},
-        NameRule(f"{_MIXTURE}.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-        NameRule(f"{_MIXTURE}.experts.{{e}}.w1.weight", f"{decoders.OURS}.ffn.gate"),
-        NameRule(f"{_MIXTURE}.experts.{{e}}.w2.weight", f"{decoders.OURS}.ffn.down"),
-        NameRule(f"{_MIXTURE}.experts.{{e}}.w3.weight", f"{decoders.OURS}.ffn.up"),
-    ),
+    weights=WEIGHTS,
 )

@@ -22,7 +22,7 @@ from ..core.config.model import long_scalings
 from . import decoders
 from .decoders import ATTN, FFN
 from .keys import MOST_HEADS, Key, read_keys
-from .names import NameRule
+from .mixtral import WEIGHTS
 from .recipe import ConfigReader, Recipe
 from .sparse_mixer import SparseMixerMoE
 
@@ -85,7 +85,6 @@ def write_config(model: Model) -> dict[str, Any]:
     return raw
 
 
-_MIXTURE = f"{decoders.THEIRS}.block_sparse_moe"
 PHIMOE = Recipe(
     name="phimoe",
     paper="Abdin et al. 2024, Phi-3 Technical Report (arXiv 2404.14219)",
@@ -95,11 +94,5 @@ PHIMOE = Recipe(
     tokenizer="microsoft/Phi-3.5-MoE-instruct",
     read_config=read_config,
     write_config=write_config,
-    weights=decoders.table(
-        {**decoders.ATTENTION, **decoders.NORMS},
-        NameRule(f"{_MIXTURE}.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-        NameRule(f"{_MIXTURE}.experts.{{e}}.w1.weight", f"{decoders.OURS}.ffn.gate"),
-        NameRule(f"{_MIXTURE}.experts.{{e}}.w2.weight", f"{decoders.OURS}.ffn.down"),
-        NameRule(f"{_MIXTURE}.experts.{{e}}.w3.weight", f"{decoders.OURS}.ffn.up"),
-    ),
+    weights=WEIGHTS,
 )

@@ -102,13 +102,22 @@ def test_docstrings_are_sentences():
 
 
 def test_type_names_are_defined_once():
+    """A name belongs to a config and the module or trainer that it builds. A learner's file is apart."""
     homes = defaultdict(list)
     for path, tree in TREES.items():
+        if "exercises" in path.parts:
+            continue
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(path.relative_to(SRC))
-    repeated = {name: paths for name, paths in homes.items() if len(paths) > 1}
-    assert len(repeated) <= BUDGET["words"]["repeated_type_names"], repeated
+    repeated = {
+        name: paths
+        for name, paths in homes.items()
+        if len(paths) > 1
+        and not (len(paths) == 2 and sum(path.is_relative_to("core/config") for path in paths) == 1)
+    }
+    # Two slots of a run file take a ``Full``: a mask and a way to tune.
+    assert repeated.keys() == {"Full"}, repeated
 
 
 class Walk:

@@ -24,7 +24,13 @@ from glassformer.formats import extend
 from glassformer.serve.engine import Engine, Request
 from glassformer.serve.engine.beam_search import BeamSearch
 from glassformer.serve.engine.memory import plan_memory
-from glassformer.serve.engine.sequence import Channel, Chunk, Encode, RequestHandle, Sequence
+from glassformer.serve.engine.sequence import (
+    Channel,
+    Encode,
+    RequestHandle,
+    Sequence,
+    SequenceChunk,
+)
 from pages import check_pages
 
 ROOMS = ["engine", "scheduler", "sequence", "beam_search", "runner", "encoder", "recording"]
@@ -92,7 +98,7 @@ def functions():
 
 def handle_of(value):
     """The handle of the request that a value belongs to; None of no single one."""
-    if isinstance(value, BeamSearch | Chunk | Sequence):
+    if isinstance(value, BeamSearch | SequenceChunk | Sequence):
         return value.handle
     return value if isinstance(value, RequestHandle) else None
 

@@ -72,8 +72,8 @@ def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(model, pag
 def test_two_searches_at_once_share_nothing(model):
     beam(model, None, SOURCES, **HOW)
     saved = page_pool._idle[model][0]
-    item = page_pool.PagePool(model)
-    second = page_pool.PagePool(model)
+    item = page_pool.SearchPages(model)
+    second = page_pool.SearchPages(model)
     similar = saved.keys.shape[1], saved.head_dim, torch.float32
     stored = [search.take(1, *similar) for search in (item, item, second)]
     assert len({pages.keys.data_ptr() for pages in stored}) == 3

@@ -29,7 +29,7 @@ from glassformer.tasks import evaluation, predictions
 from glassformer.tasks.encoded import encode
 from glassformer.tasks.entities import agreement, are_bio, entities
 from glassformer.tasks.example_batches import each_once
-from glassformer.tasks.example_table import Example, Table, encode_words
+from glassformer.tasks.example_table import Example, ExampleTable, encode_words
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Classify, Tag
 from mistakes import mistake
@@ -247,7 +247,7 @@ def test_words_apart_are_the_sentence_in_published_tokenizers(name, shared_data)
 def test_what_does_not_fit_is_one_sentence(home):
     tokenizer = Checkpoint.open(home / "bert").tokenizer()
     cfg = replace(tiny.bert(), embed=config.Embed(len(PIECES), segments=2))
-    long = Table(
+    long = ExampleTable(
         "t",
         (Example("ann ann ann", words=("ann", "annson", "rome"), tags=(0, 1, 2), line=7),),
         LABELS,
@@ -271,7 +271,7 @@ def test_what_does_not_fit_is_one_sentence(home):
         ]
     with mistake(r'makes no token of the word "\\u200b"; fix it'):
         encode(
-            Table("t", (Example("x", words=("ann", "\u200b"), tags=(0, 1)),)),
+            ExampleTable("t", (Example("x", words=("ann", "\u200b"), tags=(0, 1)),)),
             tokenizer,
             Tag(),
             cfg,

@@ -24,7 +24,7 @@ from glassformer.runs import run_config
 from glassformer.runs.plan import training_and_validation
 from glassformer.tasks.encoded import encode
 from glassformer.tasks.example_batches import ExampleBatches, each_once, in_order, pack
-from glassformer.tasks.example_table import Example, Table
+from glassformer.tasks.example_table import Example, ExampleTable
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Classify, Contrast, Seq2Seq
 from mistakes import mistake
@@ -237,9 +237,11 @@ def table(kind, count=60):
     pairs = list(zip(sentences(count), sentences(count, 7, 1), strict=True))
     if kind == "classify":
         result = tuple(Example(a, b if n % 2 else None, n % 3, n) for n, (a, b) in enumerate(pairs))
-        return Table(kind, result, ("0", "1", "2"))
+        return ExampleTable(kind, result, ("0", "1", "2"))
     labels = [n / 7 if kind == "regression" else None for n in range(count)]
-    return Table(kind, tuple(Example(a, b, labels[n], n, (b,)) for n, (a, b) in enumerate(pairs)))
+    return ExampleTable(
+        kind, tuple(Example(a, b, labels[n], n, (b,)) for n, (a, b) in enumerate(pairs))
+    )
 
 
 TOKENIZERS = {
@@ -301,8 +303,8 @@ def test_what_each_decoder_is_asked():
 
 
 def test_what_each_shape_reads():
-    table = Table("one", (Example("w0 w1", "w2 w3 w4", None, 1),))
-    labelled = Table("both", (replace(table.examples[0], label=2),), ("a", "b", "c"))
+    table = ExampleTable("one", (Example("w0 w1", "w2 w3 w4", None, 1),))
+    labelled = ExampleTable("both", (replace(table.examples[0], label=2),), ("a", "b", "c"))
     words = TOKENIZERS["words"]
     frame = TOKENIZERS["frame"]
     a, b, x, y, z = (words.id(f"w{n}") for n in range(5))
@@ -345,7 +347,7 @@ def test_what_each_shape_reads():
 
 
 def test_what_is_too_long_is_cut_or_refused():
-    table = Table("long.tsv", (Example("w0 w1 w2 w3 w4 w5", "w6 w7", 0, 3),), ("a",))
+    table = ExampleTable("long.tsv", (Example("w0 w1 w2 w3 w4 w5", "w6 w7", 0, 3),), ("a",))
     words, frame = TOKENIZERS.values()
 
     def tokens(cut, objective, model, context, tokenizer=words):
@@ -380,7 +382,7 @@ def test_what_is_too_long_is_cut_or_refused():
         tokens("no", Classify(), tiny.gpt2(), 60, bare)
     with mistake("no token to put between two texts"):
         tokens("no", Classify(), tiny.bert(), 60, bare)
-    table = Table("one.tsv", (Example("w0", None, 0, 3), Example("", None, 0, 4)), ("a",))
+    table = ExampleTable("one.tsv", (Example("w0", None, 0, 3), Example("", None, 0, 4)), ("a",))
     with mistake(r"one.tsv line 4 has a text without a token"):
         tokens("no", Classify(), tiny.bert(), 60, bare)
 
@@ -478,7 +480,7 @@ def test_rows_hold_what_fits_and_little_air():
 
 def test_a_side_is_no_wider_than_its_rows():
     long = tuple(Example(" ".join(WORDS), "w1 w2", None, n) for n in range(4))
-    ids = encode(Table("long", long), TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 40)
+    ids = encode(ExampleTable("long", long), TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 40)
     batch = next(ExampleBatches(ids, 4, 40))
     assert batch.source.shape == (4, 32)
     assert (

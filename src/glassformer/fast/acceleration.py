@@ -11,7 +11,7 @@ from ..core.generation.session import Session
 from ..core.memory import available_memory
 from ..core.nn import Cache
 from .fused import FusedStack, fuse, supports_model
-from .page_pool import PagePool
+from .page_pool import SearchPages
 from .paged_rows import PagedRows
 from .prepacked import View, prepack
 from .prepacked import packable as packable
@@ -42,7 +42,7 @@ def prepare(session: Session, steps: int) -> None:
                 steps,
                 session.memory,
                 session.source_of,
-                PagePool(model) if session.search else None,
+                SearchPages(model) if session.search else None,
             )
             session.cache, session.memory = Cache(model.config), None
     session.view = view

@@ -197,7 +197,7 @@ class FusedStack(Stack):
         self.dtype, self.live_tensors = dtype, list[Any]()
         blocks: list[Any] = [*self.blocks]
         self.head_dim = blocks[0].attn.head_dim
-        self.described = (c.Block * len(self.blocks))(*map(self.describe, blocks))
+        self.described = (c.CBlock * len(self.blocks))(*map(self.describe, blocks))
 
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
         fits = isinstance(cache, PagedCache) and cache.dtype == x.dtype == self.dtype
@@ -235,13 +235,13 @@ class FusedStack(Stack):
         """True where rotary embedding turns neighbouring numbers together."""
         return isinstance(self.position, Rotary) and self.position.interleaved
 
-    def describe(self, block: Any) -> c.Block:
+    def describe(self, block: Any) -> c.CBlock:
         """A block as stack.c takes it; UnsupportedStack where its weights are not in the kernels' order."""
         attn, cross, ffn = block.attn, block.cross, block.ffn
         names = [
             f"{name}{norm}" for name in ("attn", "cross", "ffn") for norm in ("_norm", "_post_norm")
         ]
-        c_block = c.Block(**{name: self.norm(getattr(block, name, None)) for name in names})
+        c_block = c.CBlock(**{name: self.norm(getattr(block, name, None)) for name in names})
         c_block.self = self.heads(attn, attn.q, attn.k, attn.v)
         if cross is not None:
             c_block.cross = self.heads(cross, cross.q)

@@ -18,7 +18,7 @@ from .kernels import Pages
 _idle: WeakKeyDictionary[nn.Module, list[Pages]] = WeakKeyDictionary()
 
 
-class PagePool:
+class SearchPages:
     """Pages for one search with ``model``, which end up as those of the next."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.nn import Cache, Memory, Model
 from .kernels import PAGE, Pages
-from .page_pool import PagePool
+from .page_pool import SearchPages
 from .paged import PackedTexts, PagedCache
 
 
@@ -38,7 +38,7 @@ class PagedRows:
         steps: int,
         memory: Memory | None = None,
         source_of: Sequence[int] = (),
-        page_pool: PagePool | None = None,
+        page_pool: SearchPages | None = None,
     ) -> None:
         self.page_pool, keys = page_pool, cache.layers[0][0].k
         self.next, rows = next, len(keys)

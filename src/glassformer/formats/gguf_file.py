@@ -41,7 +41,7 @@ class GGUFTensor(NamedTuple):
     nbytes: int
 
 
-class Head:
+class Header:
     """The bytes before the tensors, read in order; UserError where less is left than they say."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -147,7 +147,7 @@ def read_gguf(path: Path, tensors: bool = True) -> tuple[dict[str, Any], dict[st
     damaged or of a kind that is not read here."""
     try:
         with path.open("rb") as file:
-            head = Head(path, file)
+            head = Header(path, file)
             fields, count = head.fields()
             alignment = fields.get("general.alignment", ALIGNMENT)
             return fields, head.tensors(count, alignment) if tensors else {}

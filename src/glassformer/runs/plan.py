@@ -26,7 +26,7 @@ from ..formats.data import find as find_corpus
 from ..formats.tokenizer_files import open as open_tokenizer
 from ..formats.tokenizer_trainers import DEFAULT_SIZE, END
 from ..scale.cost import FP32, TRAIN, Cost, cost
-from ..tasks.example_table import Table
+from ..tasks.example_table import ExampleTable
 from ..tasks.examples import read_examples
 from .run_config import Data, Examples, Run
 from .run_file import model_changes
@@ -52,7 +52,9 @@ def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
     return plan
 
 
-def training_and_validation(data: Examples, objective: Objective) -> tuple[Table, Table]:
+def training_and_validation(
+    data: Examples, objective: Objective
+) -> tuple[ExampleTable, ExampleTable]:
     """The tables that a run's [data] names, with the same set of labels. Raises UserError as
     ``read_examples`` does."""
     columns, prefix = data.columns, data.prefix
@@ -85,7 +87,7 @@ class RunPlan:
         return with_overrides(self.settings, self.base)
 
     @cached_property
-    def examples(self) -> tuple[Table, Table] | None:
+    def examples(self) -> tuple[ExampleTable, ExampleTable] | None:
         """The examples to train and to validate on; None where the run learns from running text."""
         data = self.settings.data
         return (

@@ -114,7 +114,7 @@ class TopLogprob(TypedDict):
     bytes: list[int] | None
 
 
-class TokenLogprob(TopLogprob):
+class ChatTokenLogprob(TopLogprob):
     """Sampled token with the top candidates at its position."""
 
     top_logprobs: list[TopLogprob]
@@ -123,7 +123,7 @@ class TokenLogprob(TopLogprob):
 class ChatLogprobs(TypedDict):
     """Log-probabilities of one message."""
 
-    content: list[TokenLogprob]
+    content: list[ChatTokenLogprob]
 
 
 class AnsweredMessage(TypedDict):
@@ -196,7 +196,7 @@ class ChatChoiceWriter(Choice):
             return {"token": scored.text, "logprob": logprob, "bytes": raw}
 
         count = self.body.top_logprobs or 0
-        content = list[TokenLogprob]()
+        content = list[ChatTokenLogprob]()
         for scored in tokens:
             if not scored.hidden:  # those that are not are the text
                 top = [entry(likely) for likely in scored.candidates(count)]

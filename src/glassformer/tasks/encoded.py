@@ -16,7 +16,7 @@ from ..core.config.run import Cut
 from ..core.errors import need
 from ..core.tokenizer.tokenizer import Tokenizer, cut_sizes
 from ..core.training.batches import Array
-from .example_table import Example, Table, encode_words
+from .example_table import Example, ExampleTable, encode_words
 
 Item: TypeAlias = dict[str, list[int]]  # column -> what stands in it
 Layout: TypeAlias = Callable[[Example, Any, list[int] | None], list[Item]]
@@ -99,7 +99,7 @@ class Encoded:
 
 
 def encode(
-    table: Table,
+    table: ExampleTable,
     tokenizer: Tokenizer,
     objective: Objective,
     model: config.Model,

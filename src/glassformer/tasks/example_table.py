@@ -38,7 +38,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Table:
+class ExampleTable:
     """Examples in the order of their file, the set of ``labels`` in the order of their numbers, and
     ``notes``."""
 
@@ -73,7 +73,7 @@ class Table:
             )
         return digest.hexdigest()
 
-    def split(self, share: float) -> tuple[Table, Table]:
+    def split(self, share: float) -> tuple[ExampleTable, ExampleTable]:
         """Training and validation examples: a ``share`` is held out, drawn with a fixed seed; both
         keep their order."""
         out = max(1, round(share * len(self)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, nearest, need
-from .example_table import SHORT, Example, Table
+from .example_table import SHORT, Example, ExampleTable
 from .records import Record, records
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def read_examples(
     columns: Mapping[str, str] | None = None,
     labels: Sequence[str] | None = None,
     before: str = "",
-) -> Table:
+) -> ExampleTable:
     """The examples in a file, or in ``{part: file}`` line by line, as the objective's ``example``
     makes them.
 
@@ -39,7 +39,7 @@ def read_examples(
     numbers = {label: number for number, label in enumerate(labels or ())}
     examples, empty = [], 0
     for line, record in rows:
-        row = Row(name, line, record, before, numbers, labels is not None)
+        row = ExampleRow(name, line, record, before, numbers, labels is not None)
         example = objective.example(row)
         if example.first.strip(" \t") and (example.second is None or example.second.strip()):
             examples.append(example)
@@ -49,7 +49,7 @@ def read_examples(
     notes = (f"{name}: left out for an empty text: {empty}",) if empty else ()
     if labels is None:
         examples, numbers = _sorted_labels(examples, numbers)
-    return Table(name, tuple(examples), tuple(numbers) or None, notes)
+    return ExampleTable(name, tuple(examples), tuple(numbers) or None, notes)
 
 
 def _sorted_labels(
@@ -71,7 +71,7 @@ def _sorted_labels(
 
 
 @dataclass(frozen=True)
-class Row:
+class ExampleRow:
     """One record of a file, from which an objective makes its example: parts as texts, words or
     labels.
 

@@ -117,7 +117,7 @@ class DocumentOrder:
         return self.gather(flow.look(module, name, self.scatter(x)))
 
 
-class Cell(TracedModule):
+class CellModule(TracedModule):
     """A recurrent cell over all documents; ``step`` is written out, ``kernel`` is PyTorch's own and
     equal."""
 
@@ -177,7 +177,7 @@ def walk(
 
 
 @builds(config.GRU)
-class GRU(Cell):
+class GRU(CellModule):
     """One gate chooses what of the state a candidate is made of, one how much of the state
     stays."""
 
@@ -193,7 +193,7 @@ class GRU(Cell):
 
 
 @builds(config.LSTM)
-class LSTM(Cell):
+class LSTM(CellModule):
     """Three gates: what enters the cell, what stays in it, what of it is seen."""
 
     gates, kernel = 4, staticmethod(torch.lstm)
@@ -383,7 +383,7 @@ class Recurrent(TracedModule):
 
     def start(
         self,
-        cell: Cell,
+        cell: CellModule,
         order: DocumentOrder,
         initial: Any,
         kept: MixerState | None,
@@ -408,7 +408,7 @@ class Recurrent(TracedModule):
     ) -> tuple[Tensor, Tensor, State]:
         """The first layer, which looks at the source at each word: states, contexts (N, C), last
         states (D, C)."""
-        cell: Cell = self.cells[0]
+        cell: CellModule = self.cells[0]
         cross, (of_x, of_context) = self.cross, torch.split(cell.input.matrix(), x.shape[-1], dim=1)
         contexts, patterns = list[Tensor](), list[Tensor]()
         path = f"{cross.path}.pattern"

@@ -71,7 +71,7 @@ class Heads(ctypes.Structure):
     ]
 
 
-class Block(ctypes.Structure):
+class CBlock(ctypes.Structure):
     """One block: its norms, its attentions (``cross``: all zeros where there is none), its
     feed-forward."""
 
@@ -165,7 +165,7 @@ def addresses(pages: Sequence[tuple[Pages, Pages | None]]) -> Any:
 
 
 def run_stack(blocks: Any, pages: Any, x: Tensor, inputs: StackInputs) -> None:
-    """x (T, C) fp32 or bf16, changed in place by ``blocks`` (an array of Block), whose keys are
+    """x (T, C) fp32 or bf16, changed in place by ``blocks`` (an array of CBlock), whose keys are
     kept in ``pages``.
 
     At most 512 tokens at once; those of a text in their order.

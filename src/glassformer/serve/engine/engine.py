@@ -47,7 +47,6 @@ from .runner import PagedRunner, logit_positions, record_scores, wants_scores
 from .scheduler import FairQueue, Scheduler
 from .sequence import (
     Channel,
-    Chunk,
     Encode,
     EngineClosed,
     Event,
@@ -58,6 +57,7 @@ from .sequence import (
     RequestHandle,
     RequestTooLarge,
     Sequence,
+    SequenceChunk,
     TokenLogprob,
     check_tokens,
     first_outside,
@@ -67,7 +67,7 @@ from .sequence import (
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
 
-I = TypeVar("I", Chunk, RequestHandle)  # noqa: E741
+I = TypeVar("I", SequenceChunk, RequestHandle)  # noqa: E741
 ENDED = "The engine has ended; try another one, or later."
 
 
@@ -481,7 +481,7 @@ class Worker:
         else:
             self.encode_queue.add(handle)
 
-    def _plan(self) -> list[Chunk]:
+    def _plan(self) -> list[SequenceChunk]:
         scheduler = self.scheduler
         failed = self.failed
         self.failed = False
@@ -497,14 +497,14 @@ class Worker:
             self.end(blamed.handle, "error", error)
             return []
 
-    def _select_logits(self, chunk: Chunk) -> None:
+    def _select_logits(self, chunk: SequenceChunk) -> None:
         self._mark_started(chunk)
         chunk.places = logit_positions(chunk)
 
-    def _mark_started(self, item: Chunk | RequestHandle) -> None:
+    def _mark_started(self, item: SequenceChunk | RequestHandle) -> None:
         item.handle.start_time = item.handle.start_time or time.monotonic()
 
-    def _forward(self, chunks: Seq[Chunk]) -> None:
+    def _forward(self, chunks: Seq[SequenceChunk]) -> None:
         logits = self.runner.forward(chunks)
         finite = True
         if logits.numel():
@@ -515,7 +515,7 @@ class Worker:
             chunk.logits = chunk_logits
             chunk.is_finite = finite
 
-    def _check(self, chunk: Chunk) -> None:
+    def _check(self, chunk: SequenceChunk) -> None:
         """Checks that logits are finite and records prompt scores. An edit at fault fails its own
         sequence alone."""
         look = chunk.sequence.look
@@ -528,7 +528,7 @@ class Worker:
             must_be_finite(self.model, chunk.logits)
         record_scores(chunk, self.vocab_size)
 
-    def _draw(self, chunks: list[Chunk]) -> None:
+    def _draw(self, chunks: list[SequenceChunk]) -> None:
         """Samples a token for each sequence, and one more for as long as its guesses are right."""
         drawing = self._map_isolated(chunks, self._start_forks)
         while drawing:
@@ -538,7 +538,7 @@ class Worker:
         chunks = self._map_isolated(chunks, self._done)
         self._map_isolated(chunks, self._propose)
 
-    def _start_forks(self, chunk: Chunk) -> None:
+    def _start_forks(self, chunk: SequenceChunk) -> None:
         """Starts the other continuations of its prompt; one of no tokens ends."""
         sequence = chunk.sequence
         forks = chunk.handle.forks
@@ -551,10 +551,10 @@ class Worker:
                 (top,) = likeliest(chunk.logits[-1:], self.vocab_size, count)
             self._finish(sequence, replace(sequence.end("length"), top=tuple(top)))
 
-    def _adjust(self, chunk: Chunk) -> None:
+    def _adjust(self, chunk: SequenceChunk) -> None:
         chunk.adjusted = chunk.sequence.adjusted(chunk.next_logits)
 
-    def _sample(self, chunks: Seq[Chunk]) -> None:
+    def _sample(self, chunks: Seq[SequenceChunk]) -> None:
         logits = torch.stack([chunk.next_logits for chunk in chunks])
         adjusted = torch.stack([chunk.adjusted for chunk in chunks])
         sequences = [chunk.sequence for chunk in chunks]
@@ -562,7 +562,7 @@ class Worker:
         for chunk, token in zip(chunks, tokens, strict=True):
             chunk.next_token = token
 
-    def _append(self, chunk: Chunk) -> None:
+    def _append(self, chunk: SequenceChunk) -> None:
         """Appends the sampled token; ``guess_accepted`` where it was guessed, and another can be
         sampled."""
         event = chunk.sequence.add(*chunk.next_token)
@@ -574,12 +574,12 @@ class Worker:
         chunk.guess_accepted = guess == [event.token]
         chunk.accepted += chunk.guess_accepted
 
-    def _done(self, chunk: Chunk) -> None:
+    def _done(self, chunk: SequenceChunk) -> None:
         self.scheduler.done(chunk)
         self.stats.drafted_tokens += chunk.drafted
         self.stats.accepted_tokens += chunk.accepted
 
-    def _propose(self, chunk: Chunk) -> None:
+    def _propose(self, chunk: SequenceChunk) -> None:
         """Guesses the next tokens by prompt lookup."""
         sequence = chunk.sequence
         if self.lookup and sequence.look is None:
@@ -588,7 +588,7 @@ class Worker:
             room = sequence.max_tokens - len(sequence.tokens) - 1
             sequence.draft = lookup.propose(sequence.ids, room)
 
-    def _search(self, chunk: Chunk) -> None:
+    def _search(self, chunk: SequenceChunk) -> None:
         """Grows each beam by a token once all were computed, or finishes the search."""
         self._done(chunk)
         handle = chunk.handle

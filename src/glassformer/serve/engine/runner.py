@@ -23,7 +23,7 @@ from ...core.nn.model import inference
 from ...fast.kernels import PAGE
 from ...fast.paged import PackedTape, PackedTexts, PagedCache
 from .scheduler import Windows
-from .sequence import Chunk, Sequence, TokenLogprob
+from .sequence import Sequence, SequenceChunk, TokenLogprob
 
 S = TypeVar("S")  # what is kept of a source
 
@@ -84,7 +84,7 @@ class PagedRunner(Runner[list[int]]):
         self.source_pages = source_pages
         self.lag = model.config.embed.previous_token_embeddings
 
-    def forward(self, chunks: Seq[Chunk]) -> Tensor:
+    def forward(self, chunks: Seq[SequenceChunk]) -> Tensor:
         texts = self.cache.texts = self._packed(chunks)
         tokens = self.row([token for chunk in chunks for token in chunk.tokens])[None]
         columns = [
@@ -129,7 +129,7 @@ class PagedRunner(Runner[list[int]]):
                 across.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), slots)  # type: ignore[union-attr]
         return pages
 
-    def _packed(self, chunks: Seq[Chunk]) -> PackedTexts:
+    def _packed(self, chunks: Seq[SequenceChunk]) -> PackedTexts:
         """Layout of the chunks' tokens in one row."""
         pos = list[int]()
         rows = list[int]()
@@ -161,7 +161,7 @@ class PagedRunner(Runner[list[int]]):
         longest = max(map(len, pages))
         return self.row([[*row, *[0] * (longest - len(row))] for row in pages], torch.int32)
 
-    def _previous(self, chunks: Seq[Chunk]) -> Tensor:
+    def _previous(self, chunks: Seq[SequenceChunk]) -> Tensor:
         """The tokens before each one (1, N, lag), the nearest first; -1 before the beginning."""
         previous = []
         for chunk in chunks:
@@ -179,10 +179,10 @@ class StateRunner(Runner[Memory]):
         super().__init__(model)
         self.caches: dict[int, Cache] = {}  # by page
 
-    def forward(self, chunks: Seq[Chunk]) -> Tensor:
+    def forward(self, chunks: Seq[SequenceChunk]) -> Tensor:
         return torch.cat([self._forward(chunk) for chunk in chunks])
 
-    def _forward(self, chunk: Chunk) -> Tensor:
+    def _forward(self, chunk: SequenceChunk) -> Tensor:
         sequence = chunk.sequence
         page = chunk.sequence.pages[0]
         before = list[int]()
@@ -222,7 +222,7 @@ class StateRunner(Runner[Memory]):
         self.caches.clear()
 
 
-def packed_tape(chunks: Seq[Chunk], spans: Seq[tuple[int, int]]) -> PackedTape | None:
+def packed_tape(chunks: Seq[SequenceChunk], spans: Seq[tuple[int, int]]) -> PackedTape | None:
     """The tapes of the sequences that are recorded or edited."""
     tapes = {
         number: (spans[number], chunk.sequence.look.tape)
@@ -234,7 +234,7 @@ def packed_tape(chunks: Seq[Chunk], spans: Seq[tuple[int, int]]) -> PackedTape |
     return PackedTape(tapes, rows) if tapes else None
 
 
-def keep_records(chunks: Seq[Chunk], tape: PackedTape | None) -> None:
+def keep_records(chunks: Seq[SequenceChunk], tape: PackedTape | None) -> None:
     """Keeps what a pass recorded of each sequence, and the error of its edits."""
     for number, chunk in enumerate(chunks):
         look = chunk.sequence.look
@@ -248,7 +248,7 @@ def wants_scores(sequence: Sequence) -> bool:
     return sequence.index == 0 and sequence.request.prompt_logprobs is not None
 
 
-def logit_positions(chunk: Chunk) -> Seq[int]:
+def logit_positions(chunk: SequenceChunk) -> Seq[int]:
     """Places in a chunk whose logits are needed: of a scored prompt all from ``since``, else the
     last."""
     length = len(chunk.tokens)
@@ -261,7 +261,7 @@ def logit_positions(chunk: Chunk) -> Seq[int]:
     return range(length - 1 - chunk.drafted, length) if chunk.finishes else ()
 
 
-def record_scores(chunk: Chunk, vocab_size: int | None) -> None:
+def record_scores(chunk: SequenceChunk, vocab_size: int | None) -> None:
     """Records log-probabilities of a scored prompt's tokens from a chunk's logits."""
     handle = chunk.handle
     request = chunk.sequence.request

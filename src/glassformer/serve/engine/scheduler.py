@@ -40,7 +40,7 @@ from collections.abc import Sequence as Seq
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
-from .sequence import Chunk, Sequence
+from .sequence import Sequence, SequenceChunk
 
 
 class OutOfPages(Exception):
@@ -485,12 +485,12 @@ class Scheduler:
         self.running.sort(key=lambda sequence: sequence.number)
 
     @_atomic
-    def plan(self) -> list[Chunk]:
+    def plan(self) -> list[SequenceChunk]:
         """The chunks of the next step, each sequence at most once; empty when nothing is to be
         done."""
         self.subject = None
         self._admit()
-        chunks = list[Chunk]()
+        chunks = list[SequenceChunk]()
         tokens_left = self.budget
         generating = [sequence for sequence in self.running if sequence.remaining == 1]
         spare = tokens_left - len(generating)
@@ -511,18 +511,20 @@ class Scheduler:
                 tokens_left -= count
         return chunks
 
-    def _add_chunk(self, sequence: Sequence, count: int, drafted: int, chunks: list[Chunk]) -> bool:
+    def _add_chunk(
+        self, sequence: Sequence, count: int, drafted: int, chunks: list[SequenceChunk]
+    ) -> bool:
         """Plans the next ``count`` tokens of a sequence and guesses after them, where there are
         pages for them."""
         start = sequence.computed
         fits = self._reserve(sequence, start + count + drafted, chunks)
         if fits:
             ids = sequence.ids[start : start + count] + sequence.draft[:drafted]
-            chunks.append(Chunk(sequence, start, ids, drafted, count == sequence.remaining))
+            chunks.append(SequenceChunk(sequence, start, ids, drafted, count == sequence.remaining))
         return fits
 
     @_atomic
-    def done(self, chunk: Chunk) -> None:
+    def done(self, chunk: SequenceChunk) -> None:
         """Records that a chunk was computed and its ``accepted`` guesses were right."""
         sequence = chunk.sequence
         before = sequence.computed // self.size
@@ -600,7 +602,7 @@ class Scheduler:
         fits = missing <= available and self.windows.has_room(pages, computed, end)
         return (pages, computed) if fits else None
 
-    def _reserve(self, sequence: Sequence, length: int, chunks: list[Chunk]) -> bool:
+    def _reserve(self, sequence: Sequence, length: int, chunks: list[SequenceChunk]) -> bool:
         """Takes pages for the first ``length`` tokens, from later sequences that are not planned
         yet; False where that fails for now."""
         busy = {chunk.sequence for chunk in chunks}

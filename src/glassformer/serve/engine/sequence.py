@@ -4,7 +4,7 @@
     handle = engine.submit(Encode(tokens, output="vector"))    handle.result().output
 
     submit --> RequestHandle --> Sequence, Sequence, ...   the prompt and what follows it, in pages
-                    |                |  a step computes a Chunk of it
+                    |                |  a step computes a SequenceChunk of it
                     |                v
     client <-- events <-- add <-- sample <-- logits -> bias -> penalties -> guide
 
@@ -619,7 +619,7 @@ class Sequence(Continuation):
 
 
 @dataclass(eq=False)
-class Chunk:
+class SequenceChunk:
     """Tokens of one sequence in a forward pass, from place ``start`` on, the last ``drafted`` of
     them guesses.
 

@@ -16,7 +16,7 @@ from ...core.config.serial import frozen
 from ...core.errors import need
 from ..correlation import correlations, matthews
 from ..example_table import Example
-from ..examples import Row
+from ..examples import ExampleRow
 from .shared import ENCODER_SPECIALS, positions, with_pool
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Classify(Objective):
         """A pool that ends in the labels."""
         return with_pool(self, model, labels=labels or 1)
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: ExampleRow) -> Example:
         """A text, perhaps a second one, and a label or a number."""
         text, second = row.prefixed_text("text"), row.text("second") if "second" in row else None
         label = (row.number if self.regression else row.label)(row.record["label"])

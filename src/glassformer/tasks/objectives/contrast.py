@@ -12,7 +12,7 @@ from ...core.config import Decoder, Encoder, Model
 from ...core.config.objective import Objective
 from ...core.config.serial import PositiveFloat, frozen
 from ..example_table import Example
-from ..examples import Row
+from ..examples import ExampleRow
 from .shared import ENCODER_SPECIALS, with_pool
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Contrast(Objective):
         """A pool that ends in a vector."""
         return with_pool(self, model, labels=0)
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: ExampleRow) -> Example:
         """Two texts that belong together."""
         return Example(row.prefixed_text("text"), row.text("second"), line=row.line)
 

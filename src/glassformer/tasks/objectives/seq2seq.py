@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...core.config import Decoder, EncoderDecoder
 from ...core.config.serial import frozen
 from ..example_table import Example
-from ..examples import Row
+from ..examples import ExampleRow
 from .shared import SomeTokens
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Seq2Seq(SomeTokens):
     specials = ("<pad>", "<s>", "</s>", "<unk>")
     generates = True
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: ExampleRow) -> Example:
         """A source and its targets; the first is learned from, all are references."""
         source, targets = row.prefixed_text("source"), row.texts("target")
         return Example(source, targets[0], line=row.line, references=targets)

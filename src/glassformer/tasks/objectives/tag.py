@@ -14,7 +14,7 @@ from ...core.config.objective import Objective
 from ...core.config.serial import frozen
 from ...core.errors import need
 from ..example_table import Example
-from ..examples import Row
+from ..examples import ExampleRow
 from .shared import ENCODER_SPECIALS, positions, without_head
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Tag(Objective):
         notes.append("The model has no head over labels; one is added.")
         return replace(config, token_head=TokenHead(labels, dropout=dropout)), notes
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: ExampleRow) -> Example:
         """A sentence of words with a label each."""
         sentence = (
             "Words that are tagged have no text before them; leave data.prefix (--before) out."

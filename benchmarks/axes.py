@@ -30,7 +30,7 @@ from glassformer.core.nn import build_model
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.loss import forward, token_loss
 from glassformer.fast.training.allocator import peak_memory, reset_peak_memory
-from glassformer.scale import experts, tensor
+from glassformer.scale import expert_parallel, tensor
 from glassformer.scale.ring import Ring
 
 SIZES = (1, 2, 4)
@@ -95,7 +95,7 @@ def works(axis: str, group: Any, size: int, rank: int) -> tuple[Any, Batch]:
     if axis == "tensor":
         tensor.split_model(model, group)
         return model, batch
-    experts.split_model(model, group)
+    expert_parallel.split_model(model, group)
     return model, batch.rows(4 // size * rank, 4 // size * (rank + 1))
 
 

@@ -157,7 +157,7 @@ def our_products(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[
     from dataclasses import replace
 
     from glassformer.fast import kernels
-    from glassformer.fast.kernels import library
+    from glassformer.fast.kernels import shared_library
 
     if kind in ("int8", "int4"):
         pack = kernels.pack_int8 if kind == "int8" else kernels.pack_int4
@@ -165,7 +165,7 @@ def our_products(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[
     else:
         first = (kernels.pack_bf16 if kind == "bf16" else kernels.pack_fp32)(weight)
     x = x.to(first.data.dtype) if kind in ("bf16", "fp32") else x
-    packed = [replace(first, data=library.in_large_pages(first.data)) for _ in range(copies)]
+    packed = [replace(first, data=shared_library.in_large_pages(first.data)) for _ in range(copies)]
     return [lambda item=item: kernels.matmul(x, item) for item in packed]
 
 

@@ -298,9 +298,9 @@ def decode(args: argparse.Namespace) -> dict[str, Any]:
 def engine(args: argparse.Namespace) -> dict[str, Any]:
     """Tokens/s of many sequences, and the bytes of the weights."""
     if args.rehearse:  # what a GPU gets, on a CPU
-        from glassformer.serve.engine import memory
+        from glassformer.serve.engine import page_memory
 
-        memory.by_kernels = lambda model: False
+        page_memory.by_kernels = lambda model: False
     return continued(args, *((4, 16, 8) if args.rehearse else (32, 128, 128)))
 
 

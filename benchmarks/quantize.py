@@ -35,7 +35,7 @@ from glassformer.fast.quantize import Text, quantize_model
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import gguf
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.formats.data.registry import find
+from glassformer.formats.data.catalog import find
 from glassformer.formats.data.tokenising import tokenise
 
 FTYPES = {"Q8_0": 7, "Q4_0": 2}

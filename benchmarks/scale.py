@@ -40,7 +40,7 @@ from glassformer.scale.layout import Layout
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import AXES, Parallel
 from glassformer.scale.shard import draw, shard
-from glassformer.scale.shared import shared_state
+from glassformer.scale.shared_batches import shared_state
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from many import Processes

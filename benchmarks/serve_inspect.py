@@ -25,8 +25,8 @@ from glassformer.serve.asgi.replies import to_json
 from glassformer.serve.engine import Request, RequestHandle
 from glassformer.serve.inspecting import Inspector, with_inspection
 from glassformer.serve.page.models import shipped
-from glassformer.serve.registry import EngineLimits, ServedModel, open_models
 from glassformer.serve.schemas import CompletionRequest
+from glassformer.serve.served_models import EngineLimits, ServedModel, open_models
 
 
 def processor(thread: int) -> float:

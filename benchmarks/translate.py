@@ -38,7 +38,7 @@ from torch.nn import functional as F
 from glassformer.core.training import train
 from glassformer.fast.training.execution import choose_execution
 from glassformer.runs import prepare, run_file
-from glassformer.runs.plan import RunPlan, plan_run
+from glassformer.runs.run_plan import RunPlan, plan_run
 from glassformer.tasks.encoded import Encoded
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,9 +32,9 @@ def read_sentences(corpus: Path) -> list[list[str]]:
     """The corpus's sentences in a random order, so that neither profits from reading the texts in
     turn."""
     from glassformer.formats.data import find as find_corpus
-    from glassformer.tasks.classics import vocabulary
+    from glassformer.tasks.classics import word_index
 
-    results = [*vocabulary.sentences(find_corpus(str(corpus)).texts())]
+    results = [*word_index.sentences(find_corpus(str(corpus)).texts())]
     random.Random(0).shuffle(results)
     return results
 
@@ -44,10 +44,10 @@ def our_vectors(
 ) -> tuple[Any, float]:
     import torch
 
-    from glassformer.tasks.classics import vocabulary, word2vec
+    from glassformer.tasks.classics import word2vec, word_index
 
     torch.set_num_threads(threads)
-    words = vocabulary.index_words(sentences, 5)
+    words = word_index.index_words(sentences, 5)
     model = word2vec.Word2Vec(words, word2vec.Settings(kind, epochs=epochs, seed=seed, **USUAL))
     start = time.perf_counter()
     for _ in model.train():
@@ -115,10 +115,10 @@ def trainer(corpus: Path) -> None:
     """A step of AdamW beside ours, over the same tables and batches."""
     import torch
 
-    from glassformer.tasks.classics import vocabulary, word2vec
+    from glassformer.tasks.classics import word2vec, word_index
 
     torch.set_num_threads(1)
-    words = vocabulary.index_words(read_sentences(corpus), 5)
+    words = word_index.index_words(read_sentences(corpus), 5)
     model = word2vec.Word2Vec(words, word2vec.Settings())
     ids, pos, reach = (row[: model.batch] for row in model._rows(0, min(len(words), 1 << 16)))
     batch = model._prepare(ids, pos, reach)

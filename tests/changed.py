@@ -7,7 +7,7 @@ import torch
 import tiny
 from glassformer.core.config import objective as objectives
 from glassformer.core.nn import build_model
-from glassformer.formats import lora
+from glassformer.formats import tuning
 
 LORA = objectives.LoRA(rank=3, alpha=6.0, target_modules=("*.attn.q", "*.attn.v"))
 
@@ -15,10 +15,10 @@ LORA = objectives.LoRA(rank=3, alpha=6.0, target_modules=("*.attn.q", "*.attn.v"
 def moved(shape, options=LORA, seed=1):
     """A model with a change beside it that says something."""
     model = build_model(shape, seed=seed).eval()
-    lora.tune(model, options)
+    tuning.tune(model, options)
     draw = torch.Generator().manual_seed(9)
     with torch.no_grad():
-        for _, weight in lora.trained(model):
+        for _, weight in tuning.trained(model):
             weight.add_(torch.randn(weight.shape, generator=draw) * 0.1)
     return model
 

@@ -11,7 +11,7 @@ import os
 
 import torch
 
-from glassformer.fast.kernels import products, weights
+from glassformer.fast.kernels import matrices
 
 IN_FRONT = os.environ.get("GUARD") == "front"
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -39,7 +39,7 @@ def guarding(plain):
     return wrapped
 
 
-vars(weights)["in_large_pages"] = guarded
+vars(matrices)["in_large_pages"] = guarded
 _scratch = []  # a call uses it after the name is gone
 
 
@@ -48,7 +48,7 @@ def scratch(size):
     return _scratch[0]
 
 
-products.scratch = scratch
+matrices.scratch = scratch
 for owner, names in (
     (torch, ("empty", "empty_like", "randn", "zeros")),
     (torch.Tensor, ("new_empty", "bfloat16")),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from glassformer import config
 from glassformer.core.config.objective import Objective
 from glassformer.tasks.example_table import Example
-from glassformer.tasks.objectives.shared import with_pool
+from glassformer.tasks.objectives.documents import with_pool
 
 
 @config.member(Objective)

@@ -15,9 +15,9 @@ from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train
 from glassformer.formats import store
 from glassformer.serve.asgi.security import LOOPBACK
-from glassformer.serve.page.app import Page, application
 from glassformer.serve.page.events import Trainings
 from glassformer.serve.page.models import Models
+from glassformer.serve.page.routes import Page, application
 
 TEXT = (
     "the cat sat on the mat and the dog sat on the log; a cat, a dog, a mat and a log. "

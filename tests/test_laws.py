@@ -27,7 +27,7 @@ from glassformer.core.nn import (
 )
 from glassformer.families.sinks import SinkAttention
 from glassformer.fast import cpu_blocks
-from glassformer.formats import lora, store
+from glassformer.formats import store, tuning
 from glassformer.scale.cost import cost
 from glassformer.sight.layouts import DocumentReader, Documents
 from mistakes import mistake
@@ -86,7 +86,7 @@ def test_saved_loaded_counted_and_adapted(name, tmp_path):
     assert back.config == ALL[name]
     assert all(torch.equal(w, reference[path]) for path, w in model.named_parameters())
     assert cost(ALL[name]).total == sum(weight.numel() for weight in model.parameters())
-    lora.tune(
+    tuning.tune(
         back, LoRA(rank=2, target_modules=("*.q", "*.up", "*.state", "*.transform", "*.in_proj"))
     )
     near(forward(back, second_tokens), forward(model, second_tokens))

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from glassformer.fast import threads
-from glassformer.fast.kernels import library
+from glassformer.fast.kernels import shared_library
 
 VARIABLES = (*threads.WAITING, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 SHOW = (
@@ -55,7 +55,7 @@ def test_every_door_sets_a_short_spin_before_torch_is_loaded(door, tmp_path):
     )
 
 
-@pytest.mark.skipif(library.pool().value is None, reason="torch's OpenMP is not libgomp")
+@pytest.mark.skipif(shared_library.pool().value is None, reason="torch's OpenMP is not libgomp")
 @pytest.mark.parametrize("variables, spin", [({}, threads.SPIN), ({"GOMP_SPINCOUNT": "77"}, 77)])
 def test_the_openmp_of_torch_reads_it(variables, spin):
     output = environment(OMP_DISPLAY_ENV="verbose", **variables)

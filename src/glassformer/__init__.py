@@ -138,7 +138,7 @@ registry.MODULES.update(
         "families.modules.sinks",
         "families.modules.sparse_mixer",
         "fast.quantized",
-        "formats.lora",
+        "formats.tuning",
         "formats.rope_scaling",
         "tasks.pool",
         "tasks.recurrence",

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import served
 from glassformer.serve.asgi.security import LOOPBACK, host_name, is_loopback
-from glassformer.serve.page.app import Page, application
+from glassformer.serve.page.routes import Page, application
 
 
 @pytest.fixture(scope="module")

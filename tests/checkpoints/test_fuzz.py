@@ -22,7 +22,7 @@ from glassformer.core.config.objective import LoRA
 from glassformer.core.nn import build_model
 from glassformer.core.nn.finite import must_be_finite
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.formats import lora, store
+from glassformer.formats import store, tuning
 from glassformer.formats.checkpoint import Checkpoint
 
 ROOM = 6 << 30  # bytes of memory beyond what is there
@@ -63,7 +63,7 @@ def folders(home):
         store.save(build_model(tiny.ALL["llama"], seed=1), home / "shards", layout="hf")
     for name in ("llama", "gpt2"):
         model = build_model(tiny.ALL[name], seed=1)
-        lora.tune(model, LoRA(rank=2, target_modules=("*.attn.q", "*.ffn.up")))
+        tuning.tune(model, LoRA(rank=2, target_modules=("*.attn.q", "*.ffn.up")))
         for kind in ("adapter", "peft"):
             store.save(model, home / f"{kind}-{name}", base=str(home / f"{name}-hf"))
             results.append(home / f"{kind}-{name}")

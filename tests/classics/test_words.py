@@ -15,7 +15,7 @@ import torch
 from glassformer.commands.words import CONTEXTS
 from glassformer.formats import store
 from glassformer.sight.contexts import word_in_contexts
-from glassformer.tasks.classics import average, bag, vectors, vocabulary, word2vec
+from glassformer.tasks.classics import average, bag, vectors, word2vec, word_index
 from glassformer.tasks.classics.vectors import Vectors
 from glassformer.tasks.classics.word2vec import Settings, Word2Vec
 from mistakes import mistake
@@ -40,10 +40,10 @@ def few():
 
 
 def test_words_of_a_text():
-    assert vocabulary.split("Don't PANIC: it’s the Earth's 2nd - café!") == [
+    assert word_index.split("Don't PANIC: it’s the Earth's 2nd - café!") == [
         *("don't", "panic", "it’s", "the", "earth's", "2nd", "café")
     ]
-    index = vocabulary.index_words(vocabulary.sentences(["a b a\n...\nb c", "a d a"]), least=2)
+    index = word_index.index_words(word_index.sentences(["a b a\n...\nb c", "a d a"]), least=2)
     assert index.words == ("a", "b")
     assert index.frequencies.tolist() == [4, 2]
     assert index.ids.tolist() == [0, 1, 0, 1, 0, 0]
@@ -67,7 +67,7 @@ def test_words_of_a_text():
 )
 def test_too_little_text_is_one_sentence(lines, least, text):
     with mistake(text if text != "(0)" else r"--least"):
-        vocabulary.index_words(lines, least)
+        word_index.index_words(lines, least)
 
 
 # ------------------------------------------------------------------------------------- word2vec
@@ -78,7 +78,7 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(kind, monkeypatch
     """Every pair and noise word by itself, in a loop, from the same draws and at the same
     weights."""
     monkeypatch.setattr(word2vec, "ROW", 4)
-    words = vocabulary.index_words(
+    words = word_index.index_words(
         [[random.Random(i).choice("abcdefg") for _ in range(5)] for i in range(9)] + [[*"gfedcba"]]
     )
     model = Word2Vec(words, Settings(kind, dim=5, window=2, negative=4, sample=10.0, seed=3))
@@ -128,7 +128,7 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(kind, monkeypatch
 
 
 def test_windows_end_with_the_sentence_and_frequent_words_are_thinned():
-    words = vocabulary.index_words(towns(200))
+    words = word_index.index_words(towns(200))
     model = Word2Vec(words, Settings(window=3, sample=1.0))
     ids, pos, reach = model._rows(0, len(words))
     assert ids[:, 3:-3].flatten()[: len(words)].tolist() == words.ids.tolist()
@@ -151,7 +151,7 @@ def test_windows_end_with_the_sentence_and_frequent_words_are_thinned():
 def test_small_numbers_and_large_ones_see_the_same(kind, window, monkeypatch):
     """Positions of 16 bits where they suffice: also where each sentence is a word or two and the
     window is wide."""
-    words = vocabulary.index_words(
+    words = word_index.index_words(
         [[*"abcdefg"[: 1 + i % 2]] for i in range(90)] + [[*"gfedcba"]] * 9
     )
     calls = []
@@ -168,7 +168,7 @@ def test_small_numbers_and_large_ones_see_the_same(kind, window, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_that_keep_company_come_together_and_a_seed_repeats(kind, monkeypatch):
     monkeypatch.setattr(word2vec, "REPORT", 1)
-    words = vocabulary.index_words(towns())
+    words = word_index.index_words(towns())
     options = Settings(kind, dim=16, window=3, sample=1.0, epochs=4, seed=5)
     runs = []
     for _ in range(2):
@@ -194,7 +194,7 @@ def test_words_that_keep_company_come_together_and_a_seed_repeats(kind, monkeypa
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_threads_learn_what_one_does(kind, monkeypatch):
     monkeypatch.setattr(word2vec, "AHEAD", 64)  # many blocks
-    words = vocabulary.index_words(towns())
+    words = word_index.index_words(towns())
     before = torch.get_num_threads()
     tables = []
     try:
@@ -212,11 +212,11 @@ def test_two_threads_learn_what_one_does(kind, monkeypatch):
 
 def test_a_rate_too_high_and_an_unknown_kind_are_said(monkeypatch):
     monkeypatch.setattr(word2vec, "REPORT", 1)
-    steady = [*Word2Vec(vocabulary.index_words(towns(300)), Settings(rate=0.1, sample=1.0)).train()]
+    steady = [*Word2Vec(word_index.index_words(towns(300)), Settings(rate=0.1, sample=1.0)).train()]
     # so few different words, so high a rate
     assert np.mean([step.loss for step in steady[-20:]]) < 2.0
     with mistake(r"beyond all bounds; give a rate below 50\.0"):
-        [*Word2Vec(vocabulary.index_words(towns(300)), Settings(rate=50.0)).train()]
+        [*Word2Vec(word_index.index_words(towns(300)), Settings(rate=50.0)).train()]
     with mistake(r"is not one of .skip-gram., .cbow."):
         Settings("glove")
     with mistake(r"Settings\.window is 0"):
@@ -238,7 +238,7 @@ def test_worth_as_much_as_gensims_on_the_same_text(kind, shared_data):
         "wikitext-2-raw/wiki.test.raw",
     )
     lines = [
-        *vocabulary.sentences((shared_data / name).read_text(encoding="utf-8") for name in names)
+        *word_index.sentences((shared_data / name).read_text(encoding="utf-8") for name in names)
     ]
     random.Random(0).shuffle(lines)
     pairs = vectors.read_pairs(shared_data / "word-sim" / "EN-MEN-TR-3k.txt")
@@ -253,7 +253,7 @@ def test_worth_as_much_as_gensims_on_the_same_text(kind, shared_data):
     actual = []
     reference = []
     for seed in range(2):
-        model = Word2Vec(vocabulary.index_words(lines, 5), Settings(kind, epochs=3, seed=seed))
+        model = Word2Vec(word_index.index_words(lines, 5), Settings(kind, epochs=3, seed=seed))
         [*model.train()]
         actual.append(worth(model.vectors()))
         second = gensim.Word2Vec(

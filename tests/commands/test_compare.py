@@ -23,9 +23,9 @@ from glassformer.fast.training import execution
 from glassformer.fast.training.allocator import keep_freed_memory, peak_memory, reset_peak_memory
 from glassformer.runs import compare as training
 from glassformer.runs import run_config, run_file
-from glassformer.runs.hooks import read_log
+from glassformer.runs.callbacks import read_log
 from glassformer.runs.launch import RunResult
-from glassformer.runs.plan import plan_run
+from glassformer.runs.run_plan import plan_run
 from glassformer.runs.signals import lock
 from glassformer.tasks.objectives import Classify
 from mistakes import SENTENCES

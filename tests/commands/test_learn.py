@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.learn import progress
+from glassformer.learn import progress_file
 from glassformer.learn.exercise import catalogue, find
 from mistakes import SENTENCES
 
@@ -44,13 +44,13 @@ def test_the_way_of_a_learner(tmp_path, terminal, monkeypatch):
     assert "changed last" in terminal.notes
     assert "causal-mask              done" in terminal("learn")
     assert f"1 of {len(data)} done." in terminal.notes
-    saved = json.loads(Path(progress.FILE).read_text())["causal-mask"]
+    saved = json.loads(Path(progress_file.FILE).read_text())["causal-mask"]
     counts = {"state": "done", "checks": 3, "hints": 3, "file": str(path)}
     assert saved.items() >= counts.items()
     path.write_text("# exercise: causal-mask\n")
     # broken again: what was done stays done
     assert json.loads(terminal("learn check --json", code=1))["state"] == "failed"
-    assert progress.state(exercise, progress.read_progress(tmp_path)) == "done"
+    assert progress_file.state(exercise, progress_file.read_progress(tmp_path)) == "done"
 
 
 def command(folder, line):
@@ -69,7 +69,7 @@ def test_the_real_command_over_a_class(tmp_path):
     assert grades[2:] == ["ada,,,ada,,10", "bob,,,bob,,0"]
     results = {(row["learner"], row["state"], row["file"]) for row in json.loads(done.stdout)}
     assert results == {("ada", "passed", "ada/work.py"), ("bob", "todo", "bob/work.py")}
-    assert not list(tmp_path.rglob(progress.FILE))
+    assert not list(tmp_path.rglob(progress_file.FILE))
 
 
 def test_a_class_as_a_table(tmp_path, terminal):
@@ -141,10 +141,10 @@ def test_bad_input_gets_a_sentence(line, message, tmp_path, terminal, monkeypatc
 
 
 def test_a_broken_record_is_said(tmp_path, terminal):
-    (tmp_path / progress.FILE).write_text("{")
+    (tmp_path / progress_file.FILE).write_text("{")
     assert "delete it to begin anew" in terminal.refused(f"learn start int8 --out {tmp_path}")
     assert not (tmp_path / "int8.py").exists()
-    (tmp_path / progress.FILE).write_text('{"int8": 3}')
+    (tmp_path / progress_file.FILE).write_text('{"int8": 3}')
     terminal.refused(f"learn --out {tmp_path}")
 
 
@@ -161,6 +161,9 @@ def test_a_check_in_a_folder_that_cannot_be_written_still_says_what_it_found(
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("glassformer.core.files.write", full)
-    progress.update_progress(tmp_path, "int8", state="done")
+    progress_file.update_progress(tmp_path, "int8", state="done")
     assert "could not be kept" in capsys.readouterr().err
-    assert progress.state(catalogue()[0], progress.read_progress(tmp_path)) == progress.NEW
+    assert (
+        progress_file.state(catalogue()[0], progress_file.read_progress(tmp_path))
+        == progress_file.NEW
+    )

@@ -28,7 +28,7 @@ from glassformer.core.nn import Cache, Mask, Tape, build, build_model, builds
 from glassformer.core.nn.build import makers
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.optimizer import Optimizer
-from glassformer.formats import extend, lora, store
+from glassformer.formats import extend, store, tuning
 from glassformer.runs import launch
 from glassformer.scale import cost
 from glassformer.scale.cost import count_pairs
@@ -400,7 +400,9 @@ def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(
 def test_lora_adapts_it_and_what_is_merged_loads(own_types, tmp_path):
     model = build_model(strange(own_types), seed=1)
     names = ("*.ffn.w[12]", "*.attn.q")
-    lora.tune(model, objectives.LoRA(2, target_modules=names, modules_to_save=("*.gain",)), seed=3)
+    tuning.tune(
+        model, objectives.LoRA(2, target_modules=names, modules_to_save=("*.gain",)), seed=3
+    )
     trained = {name: w for name, w in model.named_parameters() if w.requires_grad}
     for name in ("ffn.w1.up", "ffn.w2.up", "attn_norm.gain"):
         assert f"decoder.blocks.0.{name}" in trained

@@ -7,7 +7,7 @@ from glassformer.core.config import run, serial
 from glassformer.core.errors import nearest
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.runs import run_config, run_file
-from glassformer.runs.plan import plan_run
+from glassformer.runs.run_plan import plan_run
 from mistakes import mistake
 
 

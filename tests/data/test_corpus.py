@@ -17,8 +17,8 @@ import pytest
 
 from glassformer.core.config.objective import Contrast
 from glassformer.formats.data import corpus, tokenising
+from glassformer.formats.data.catalog import find
 from glassformer.formats.data.corpus import PIECE, Source
-from glassformer.formats.data.registry import find
 from glassformer.formats.data.splits import split_corpus, spread_corpus
 from glassformer.formats.data.tokenising import tokenise
 from glassformer.formats.tokenizer_forms import from_json

@@ -13,7 +13,7 @@ import pytest
 
 from data.test_corpus import Bytes, jsonl, write
 from glassformer.formats.data import tokenise, tokenising
-from glassformer.formats.data.registry import find
+from glassformer.formats.data.catalog import find
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from mistakes import mistake
 

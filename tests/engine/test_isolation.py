@@ -23,7 +23,7 @@ from glassformer.core.tokenizer import train
 from glassformer.formats import extend
 from glassformer.serve.engine import Engine, Request
 from glassformer.serve.engine.beam_search import BeamSearch
-from glassformer.serve.engine.memory import plan_memory
+from glassformer.serve.engine.page_memory import plan_memory
 from glassformer.serve.engine.sequence import (
     Channel,
     Encode,

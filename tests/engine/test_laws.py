@@ -15,8 +15,8 @@ import tiny
 from glassformer.core.generation.sample import Sampling
 from glassformer.fast import kernels
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
-from glassformer.serve.engine import Encode, Engine, Request, memory
-from glassformer.serve.engine.memory import plan_memory
+from glassformer.serve.engine import Encode, Engine, Request, page_memory
+from glassformer.serve.engine.page_memory import plan_memory
 from pages import check_pages
 
 GENERATORS = [
@@ -131,7 +131,7 @@ def test_a_cache_each_gives_what_the_kernels_give(name, monkeypatch):
     """The engine as it is on a GPU, computed by a CPU: one sequence after another, by PyTorch."""
     expected_requests = requests(name)
     expected = run(name, expected_requests)
-    monkeypatch.setattr(memory, "by_kernels", lambda model: False)
+    monkeypatch.setattr(page_memory, "by_kernels", lambda model: False)
     for settings in ({}, {"step_tokens": 7, "max_sequences": 3, "lookup": False}):
         check_equal(run(name, expected_requests, **settings), expected, name, {name})
 

@@ -13,7 +13,7 @@ from glassformer.core.generation.sample import Sampling
 from glassformer.core.nn import Tape
 from glassformer.fast import kernels
 from glassformer.serve.engine import Engine, Request
-from glassformer.serve.engine.memory import plan_memory
+from glassformer.serve.engine.page_memory import plan_memory
 from glassformer.serve.engine.recording import Look
 from glassformer.serve.engine.sequence import PromptLookup
 from glassformer.sight.edits import head_off, scale

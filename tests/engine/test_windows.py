@@ -13,7 +13,7 @@ import tiny
 from glassformer.core.errors import UserError
 from glassformer.core.generation import Sampling, beam
 from glassformer.serve.engine import Engine, Request
-from glassformer.serve.engine.memory import fit_pages, page_needs, plan_memory
+from glassformer.serve.engine.page_memory import fit_pages, page_needs, plan_memory
 from glassformer.serve.engine.runner import PagedRunner
 from glassformer.serve.engine.scheduler import PagePool, Windows
 from glassformer.sight import look

@@ -8,7 +8,7 @@ import torch
 import tiny
 from glassformer.core.nn import Decoder, EncoderDecoder, Memory, Tape
 from glassformer.fast.fused import FusedStack, fuse
-from glassformer.fast.kernels.library import has
+from glassformer.fast.kernels.shared_library import has
 from glassformer.fast.paged import PackedTexts, PagedCache
 from glassformer.fast.prepacked import prepack
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights

@@ -11,7 +11,7 @@ import tiny
 from glassformer.core.generation import beam
 from glassformer.fast import page_pool
 from glassformer.fast.kernels import Pages
-from glassformer.fast.kernels.library import has
+from glassformer.fast.kernels.shared_library import has
 
 HOW = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
 SOURCES = [[5, 3, 9, 2], [1, 2, 8], [4] * 11]

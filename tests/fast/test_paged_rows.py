@@ -14,7 +14,7 @@ from glassformer.core.generation import beam
 from glassformer.core.generation.session import Session
 from glassformer.core.nn import EncoderDecoder
 from glassformer.fast.kernels import PAGE, Pages
-from glassformer.fast.kernels.library import has
+from glassformer.fast.kernels.shared_library import has
 
 FAMILIES = ["gpt2", "llama", "qwen3", "gemma2", "alibi", "starcoder2", "phi2"]
 

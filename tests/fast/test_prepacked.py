@@ -20,7 +20,7 @@ from glassformer.core.nn.layers import Linear, fused_linear
 from glassformer.core.nn.replace import replace_modules
 from glassformer.fast.packed_layers import PrepackedLinear, PrepackedProjection
 from glassformer.fast.prepacked import packable, prepack, unpack
-from glassformer.formats import lora
+from glassformer.formats import tuning
 from tiny import ALL, DECODERS, VOCAB
 
 pytestmark = pytest.mark.skipif(
@@ -289,14 +289,16 @@ def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it():
     model = decoder("llama")
     tokens = torch.arange(8)[None]
     prepack(model)
-    lora.adapt(model, {"decoder.blocks.0.attn.q": (4, 2.0), "decoder.blocks.1.ffn.down": (4, 2.0)})
+    tuning.adapt(
+        model, {"decoder.blocks.0.attn.q": (4, 2.0), "decoder.blocks.1.ffn.down": (4, 2.0)}
+    )
     assert not keeps_copies(model)  # their memory is let go
-    for layer in lora.adapted(model).values():
+    for layer in tuning.adapted(model).values():
         layer.down.normal_()
         layer.up.normal_()
     plain = model(tokens).logits
     assert_close(prepack(model).model(tokens).logits, plain, atol=1e-5, rtol=1e-5)
-    for layer in lora.adapted(model).values():
+    for layer in tuning.adapted(model).values():
         layer.merge()
     view = prepack(model)
     assert view.complete

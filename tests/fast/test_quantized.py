@@ -25,7 +25,7 @@ from glassformer.fast.quantized import (
     quantized,
 )
 from glassformer.fast.rounding import searched
-from glassformer.formats import lora
+from glassformer.formats import tuning
 from mistakes import mistake
 
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
@@ -181,9 +181,9 @@ def test_lora_on_quantised_weights_learns(name):
     codes = {path: weight.quantized_data.codes.clone() for path, weight in quantized(model).items()}
     for change in (objectives.Full(), objectives.Frozen(("*.attn.q.weight",))):
         with mistake("codes do not train"):
-            lora.tune(model, change)
-    lora.tune(model, objectives.LoRA(rank=4, alpha=8.0, target_modules=("*.q", "*.v", "*.out")))
-    optimizer = torch.optim.Adam([weight for _, weight in lora.trained(model)], lr=0.02)
+            tuning.tune(model, change)
+    tuning.tune(model, objectives.LoRA(rank=4, alpha=8.0, target_modules=("*.q", "*.v", "*.out")))
+    optimizer = torch.optim.Adam([weight for _, weight in tuning.trained(model)], lr=0.02)
     tokens = tiny.tokens(4, 16, seed=3)
     losses = list[float]()
     sides = (tiny.tokens(4, 9, seed=4),) if hasattr(model, "encode") else ()
@@ -197,11 +197,11 @@ def test_lora_on_quantised_weights_learns(name):
     assert losses[-1] < 0.8 * losses[0]
     now = {path: weight.quantized_data.codes for path, weight in quantized(model).items()}
     assert tiny.equal_tensors(now, codes)
-    layer = next(iter(lora.adapted(model).values()))
+    layer = next(iter(tuning.adapted(model).values()))
     with mistake("takes no change"):
         layer.merge()
-    lora.merge_and_unload(model)
-    assert lora.adapted(model)
+    tuning.merge_and_unload(model)
+    assert tuning.adapted(model)
 
 
 def test_another_number_format_keeps_the_codes():

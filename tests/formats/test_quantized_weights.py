@@ -17,7 +17,7 @@ from folders import edit_json
 from glassformer.core import memory
 from glassformer.core.config import objective as objectives
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
-from glassformer.formats import lora
+from glassformer.formats import tuning
 from glassformer.formats.checkpoint import Checkpoint
 from mistakes import mistake
 
@@ -82,7 +82,7 @@ def test_what_it_cannot_be(folder, tmp_path):
     model, _ = glassformer.load(folder)
     with mistake("No published layout"):
         glassformer.save(model, tmp_path / "hf", layout="hf")
-    lora.tune(model, objectives.LoRA(rank=2, target_modules=("*.q",)))
+    tuning.tune(model, objectives.LoRA(rank=2, target_modules=("*.q",)))
     with mistake("give base"):
         glassformer.save(model, tmp_path / "whole")
     assert list(tmp_path.iterdir()) == [folder]
@@ -91,9 +91,9 @@ def test_what_it_cannot_be(folder, tmp_path):
 def test_an_adapter_on_a_quantised_model_comes_back(folder, tmp_path):
     model, _ = glassformer.load(folder)
     before = tiny.logits(model)
-    lora.tune(model, objectives.LoRA(rank=2, target_modules=("*.q", "*.v")))
+    tuning.tune(model, objectives.LoRA(rank=2, target_modules=("*.q", "*.v")))
     with torch.no_grad():
-        for layer in lora.adapted(model).values():
+        for layer in tuning.adapted(model).values():
             layer.up.normal_(std=0.2)
     glassformer.save(model, tmp_path / "adapter", base=str(folder))
     back, _ = glassformer.load(tmp_path / "adapter")

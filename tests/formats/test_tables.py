@@ -12,7 +12,7 @@ import pytest
 
 from data.test_corpus import Bytes, jsonl, write
 from glassformer.formats.data import tokenise
-from glassformer.formats.data.registry import find
+from glassformer.formats.data.catalog import find
 from glassformer.formats.data.text_streams import unpacked
 from mistakes import mistake
 

@@ -12,7 +12,7 @@ import torch
 from torch.testing import assert_close
 from transformers.generation import logits_process as theirs
 
-from glassformer.core.generation.loop import Writer
+from glassformer.core.generation.decode_loop import Writer
 from glassformer.core.generation.sample import (
     Sampling,
     choose,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer.learn import glossary, models
+from glassformer.learn import glossary, real_model
 from glassformer.learn.exercise import catalogue
 from mistakes import mistake
 
@@ -88,9 +88,9 @@ def test_a_live_number_is_computed(term, live):
 
 def test_numbers_are_the_models(live):
     """Some of them, computed in another way."""
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
     ids = torch.tensor([tokenizer.encode(TEXT)])
-    logits = models.logits(model, ids)[0]
+    logits = real_model.logits(model, ids)[0]
     loss = float(torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:]))
     assert f"{loss:.3f} a token, so {math.exp(loss):.1f};" in live["perplexity"]()
     assert f"{float(logits[-1].softmax(-1).max()):.4f}." in live["softmax"]()
@@ -104,14 +104,16 @@ def test_numbers_are_the_models(live):
     assert "12.9 of them" in live["mixture_of_experts"]()
     assert "(0.5403, 0.8415)" in live["rotary_embedding"]()  # cos 1, sin 1
     assert "53.7." in live["bleu"]()
-    models.real()[0].load_state_dict(
+    real_model.real()[0].load_state_dict(
         {name: weight * 0 for name, weight in model.state_dict().items()}
     )
-    assert models.greedy(*models.real()) != models.greedy(*_zeroed())  # a copy each time
+    assert real_model.greedy(*real_model.real()) != real_model.greedy(
+        *_zeroed()
+    )  # a copy each time
 
 
 def _zeroed():
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
     model.load_state_dict({name: weight * 0 for name, weight in model.state_dict().items()})
     return model, tokenizer
 

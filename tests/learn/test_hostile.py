@@ -1,5 +1,5 @@
 """A learner's file that harms: it fails alone, the next learner is checked, and the terminal is
-safe."""
+safe, and its process_tree ends."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from glassformer import config as c
 from glassformer.core.config import objective as objectives
 from glassformer.core.nn import EncoderDecoder, Flow, Tape, build, build_model
 from glassformer.core.nn.layers import Linear
-from glassformer.formats import lora
+from glassformer.formats import tuning
 from tiny import DECODERS, tokens
 
 HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it
@@ -125,7 +125,7 @@ def test_a_classifier_drops_what_its_labels_read():
 def test_lora_drops_what_its_change_reads_and_nothing_of_the_matrix():
     of = Linear(32, 32, bias=False)
     of.weight.zero_()
-    layer = lora.LoRALinear(of, 32, 0.5, dropout=0.3)
+    layer = tuning.LoRALinear(of, 32, 0.5, dropout=0.3)
     x = torch.randn(200, 32)
     layer.down.copy_(torch.eye(32))
     layer.up.copy_(torch.eye(32))
@@ -140,8 +140,8 @@ def test_lora_drops_what_its_change_reads_and_nothing_of_the_matrix():
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_tuning_drops_at_the_rate_that_it_was_told(name):
     model = build_model(tiny.ALL[name], seed=1)
-    lora.tune(model, objectives.LoRA(rank=3, dropout=0.35))
-    assert {layer.drop.p for layer in lora.adapted(model).values()} == {0.35}
+    tuning.tune(model, objectives.LoRA(rank=3, dropout=0.35))
+    assert {layer.drop.p for layer in tuning.adapted(model).values()} == {0.35}
 
 
 @torch.no_grad()
@@ -149,7 +149,7 @@ def test_a_change_is_merged_with_one_rounding():
     torch.manual_seed(0)
     of = Linear(96, 64, bias=False).bfloat16()
     of.weight.normal_()
-    layer = lora.LoRALinear(of, 24, 0.7)
+    layer = tuning.LoRALinear(of, 24, 0.7)
     layer.down.normal_()
     layer.up.normal_()
     exact = layer.weight.double() + 0.7 * layer.up.double() @ layer.down.double()

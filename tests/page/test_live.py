@@ -16,8 +16,8 @@ import served
 import tiny
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
-from glassformer.serve.page.app import starlette_app
 from glassformer.serve.page.live import WidgetBridge
+from glassformer.serve.page.routes import starlette_app
 from glassformer.sight.edits import head_off
 
 Ask = Callable[..., tuple[int, bytes]]

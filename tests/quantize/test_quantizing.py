@@ -1,4 +1,4 @@
-"""The report: its figures against the models themselves, its order, and that better rounding is
+"""The quantization_report: its figures against the models themselves, its order, and that better rounding is
 better."""
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from glassformer.core.config.run import PAUSED
 from glassformer.core.errors import UserError
 from glassformer.formats import resolve, store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import hooks, progress, report, run_config, run_file
+from glassformer.runs import callbacks, progress, report, run_config, run_file
 from mistakes import mistake
 from tiny import equal_tensors
 
@@ -105,7 +105,7 @@ def start(corpus, out, resume=False):
 
 
 def logged(out):
-    return [line["step"] for line in hooks.read_log(out / "log.jsonl")]
+    return [line["step"] for line in callbacks.read_log(out / "log.jsonl")]
 
 
 def attend(process, out, after):
@@ -151,7 +151,7 @@ def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(
     assert logged(out) == list(range(1, 41))
     assert equal_tensors(weights(out), weights(finished_run))
     curves = [
-        [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(f / "log.jsonl")]
+        [(e["loss"], e.get("valid_loss")) for e in callbacks.read_log(f / "log.jsonl")]
         for f in (out, finished_run)
     ]
     assert curves[0] == curves[1]
@@ -252,7 +252,7 @@ def test_a_run_leaves_what_the_contract_says(finished_run):
     book = json.loads((finished_run / "run.json").read_text())
     assert book["train"]["steps"] == 40
     assert book["execution"]["dtype"] == "float32"
-    lines = hooks.read_log(finished_run / "log.jsonl")
+    lines = callbacks.read_log(finished_run / "log.jsonl")
     assert len(lines) == 40
     assert lines[9]["valid_loss"] > lines[-1]["valid_loss"]
     assert lines[0]["loss"] > lines[-1]["loss"]
@@ -344,18 +344,18 @@ def test_a_finished_run_goes_on_with_more_steps_and_is_killed_there(
     assert "ended at step 4 and goes on to 10: " in (stderr := capfd.readouterr().err)
     assert output in stderr
 
-    def kill(self, step, real=hooks.Save.__call__):
+    def kill(self, step, real=callbacks.Save.__call__):
         real(self, step)
         if step.index == 7:
             raise InterruptedError
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(hooks.Save, "__call__", kill)
+        patch.setattr(callbacks.Save, "__call__", kill)
         runs.run(longer, tmp_path / "stopped", resume=True)
     assert logged(tmp_path / "stopped")[-1] == 7
     runs.run(longer, tmp_path / "stopped", resume=True)
     rates = [
-        [line["lr"] for line in hooks.read_log(tmp_path / name / "log.jsonl")]
+        [line["lr"] for line in callbacks.read_log(tmp_path / name / "log.jsonl")]
         for name in ("apart", "stopped")
     ]
     assert rates[0] == rates[1]
@@ -381,7 +381,7 @@ def test_a_run_that_is_not_finished_is_finished_first(corpus, tmp_path):
 
 def test_a_run_that_ended_early_goes_on_with_more_steps(corpus, tmp_path, capfd, monkeypatch):
     """The evaluations without a better one are counted anew, and the schedule begins anew."""
-    monkeypatch.setattr(hooks.Evaluate, "measure", lambda self, model: (1.0, {}))
+    monkeypatch.setattr(callbacks.Evaluate, "measure", lambda self, model: (1.0, {}))
     options = {"early_stop": "2", "evaluate_every": "2", "save_every": "2", "schedule": "Cosine"}
     assert runs.run(settings(corpus, steps="40", **options), tmp_path / "run").step == 6
     assert "--resume --early-stop 0 goes on" in (stderr := capfd.readouterr().err)
@@ -423,7 +423,7 @@ def test_a_run_file_in_python_is_the_command(corpus, tmp_path, finished_run):
 
 
 def test_a_long_validation_says_how_far_it_is(corpus, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(hooks, "PROGRESS", 0.0)
+    monkeypatch.setattr(callbacks, "PROGRESS", 0.0)
     runs.run(settings(corpus, steps="2", evaluate_every="1"), tmp_path / "run")
     stderr = capfd.readouterr().err
     assert "validated on 1 batches\n" in stderr
@@ -436,7 +436,7 @@ def test_the_log_has_each_groups_rate(corpus, tmp_path):
         corpus, steps="2", lr="4e-3", schedule="Constant", **{"optimizer.rest.groups": group}
     )
     runs.run(options, tmp_path / "run")
-    assert hooks.read_log(tmp_path / "run" / "log.jsonl")[0]["lrs"] == {
+    assert callbacks.read_log(tmp_path / "run" / "log.jsonl")[0]["lrs"] == {
         "Muon": 4e-3,
         "AdamW embed.*": 4e-3,  # twice Muon's in this recipe, halved
         "AdamW": 8e-3,
@@ -448,7 +448,7 @@ def test_going_on_from_a_trained_model(corpus, finished_run, tmp_path):
     further = dataclasses.replace(settings(corpus, steps="1", context="none"), model=table)
     further = dataclasses.replace(further, data=dataclasses.replace(further.data, tokenizer=None))
     ended = runs.run(further, tmp_path / "run")
-    assert ended.loss < hooks.read_log(finished_run / "log.jsonl")[0]["loss"] - 0.3
+    assert ended.loss < callbacks.read_log(finished_run / "log.jsonl")[0]["loss"] - 0.3
     model, tokenizer = store.load(tmp_path / "run")
     assert model.config.decoder.dropout == 0.0
     assert tokenizer is not None
@@ -597,8 +597,8 @@ def test_spans_of_time():
 def test_a_log_cut_short_by_a_crash_is_still_read(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo')
-    assert [line["step"] for line in hooks.read_log(path)] == [1, 2]
-    hooks.Log(path, start=1)
+    assert [line["step"] for line in callbacks.read_log(path)] == [1, 2]
+    callbacks.Log(path, start=1)
     assert path.read_text() == '{"step": 1, "loss": 2.0}\n'
 
 
@@ -629,7 +629,7 @@ def test_the_planned_model_is_the_one_that_is_trained_and_no_tokenizer_is(
     corpus, finished_run, monkeypatch
 ):
     trained = Checkpoint.open(finished_run / "step-000040").config
-    monkeypatch.setattr("glassformer.runs.plan.train_tokenizer", None)
+    monkeypatch.setattr("glassformer.runs.run_plan.train_tokenizer", None)
     assert runs.plan_run(settings(corpus)).model == trained
     for kind, vocab in (("bpe", 4096), ("byte", 257)):
         assert (

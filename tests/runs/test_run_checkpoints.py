@@ -26,7 +26,7 @@ from glassformer.core.training.optimizer import Optimizer
 from glassformer.fast.training.execution import ExecutionSettings
 from glassformer.formats import store
 from glassformer.runs import run_checkpoints
-from glassformer.runs.hooks import Save
+from glassformer.runs.callbacks import Save
 from glassformer.runs.resume import restore_newest
 from mistakes import mistake
 from tiny import equal_tensors

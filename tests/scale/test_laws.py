@@ -18,7 +18,7 @@ from glassformer.scale import shares
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.prefetch import Prefetched
-from glassformer.scale.shared import shared_out
+from glassformer.scale.shared_batches import shared_out
 from many import Processes
 from mistakes import mistake
 from small_runs import LINES, begun, settings, trained

@@ -21,7 +21,7 @@ from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.pipeline import check
 from glassformer.scale.shard import cuts_of, shard
-from glassformer.scale.shared import SharedPieces, in_order, one_forward_one_backward
+from glassformer.scale.shared_batches import SharedPieces, in_order, one_forward_one_backward
 from glassformer.tasks.objectives import Contrast
 from mistakes import mistake
 from tiny import ALL, DECODERS, tokens

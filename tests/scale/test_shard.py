@@ -1,4 +1,4 @@
-"""N processes make the bits of one that works through the same pieces."""
+"""N processes make the bits of one that works through the same pieces, with a sharded_optimizer too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from glassformer.scale import owners, shard
 from glassformer.scale.mesh import ALONE, Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.place import BoxShare
-from glassformer.scale.shared import shared_state
+from glassformer.scale.shared_batches import shared_state
 
 ADAMW = run.AdamW(lr=1e-2)
 MUON = run.Muon(lr=1e-2)

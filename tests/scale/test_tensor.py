@@ -33,7 +33,7 @@ from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, Shor
 from glassformer.families.routed import RoutedMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
 from glassformer.families.sparse_mixer import SparseMixerMoE
-from glassformer.formats import lora
+from glassformer.formats import tuning
 from glassformer.scale import tensor
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
@@ -122,9 +122,9 @@ def dropped(mesh, names, adapted):
         cfg = replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in c.stacks(cfg).items()})
         models = [model.train() for model in twins(cfg)]
         for model in models if adapted else ():
-            lora.tune(model, ADAPTERS)
+            tuning.tune(model, ADAPTERS)
             draw = torch.Generator().manual_seed(2)
-            for layer in lora.adapted(model).values():
+            for layer in tuning.adapted(model).values():
                 layer.up.data.normal_(generator=draw)
         cuts = tensor.split_model(models[1], group)
         args, saved = row(cfg, "packed", LENGTHS[not adapted])

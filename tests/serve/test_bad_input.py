@@ -1,7 +1,7 @@
 """What clients send that is wrong, line by line of the checklist: 4xx in OpenAI's form and at once,
 never 500.
 
-Of schemas, limits, validation, requests and errors.
+Of schemas, limits, body_errors, requests and errors.
 """
 
 from __future__ import annotations

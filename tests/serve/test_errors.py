@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from glassformer.serve import app, completions, registry
-from glassformer.serve.metrics import Metrics
+from glassformer.serve import app, completions, served_models
+from glassformer.serve.prometheus import Metrics
 
 ERRORS = [
     KeyError("k"),
@@ -37,9 +37,9 @@ COMPUTED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def client(chat_model, other_models):
-    models = registry.open_models(
+    models = served_models.open_models(
         [str(chat_model), *map(str, other_models.values())],
-        registry.EngineLimits(),
+        served_models.EngineLimits(),
         dtype="float32",
     )
     outer, _ = app.application(models, "0", hosts=None)
@@ -82,7 +82,7 @@ def check(answer: Any, error: Exception, log: str) -> None:
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("path", COMPUTED)
 def test_what_computes(client, monkeypatch, capsys, path, error):
-    monkeypatch.setattr(registry, "submit", failing(error))
+    monkeypatch.setattr(served_models, "submit", failing(error))
     check(client.post(path, json=COMPUTED[path]), error, capsys.readouterr().err)
 
 
@@ -134,7 +134,7 @@ def test_the_middle_of_a_stream(client, monkeypatch, capsys, path, error, after)
 
 def test_a_body_cannot_forge_a_line(client, monkeypatch, capsys):
     error = RuntimeError('no\n{"status": 200, "forged": true}\x1b[31m')
-    monkeypatch.setattr(registry, "submit", failing(error))
+    monkeypatch.setattr(served_models, "submit", failing(error))
     client.post("/v1/completions", json=COMPUTED["/v1/completions"])
     text = capsys.readouterr().err
     assert "\x1b" not in text and not any(
@@ -147,14 +147,16 @@ def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
 ):
     """Two clients behind one address have a share each, one with two addresses has one; no key is
     passed on."""
-    clients, submit = list[str](), registry.submit
+    clients, submit = list[str](), served_models.submit
 
     def submitted(engine, requests):
         clients.extend(request.client for request in requests)
         return submit(engine, requests)
 
-    monkeypatch.setattr(registry, "submit", submitted)
-    models = registry.open_models([str(chat_model)], registry.EngineLimits(), dtype="float32")
+    monkeypatch.setattr(served_models, "submit", submitted)
+    models = served_models.open_models(
+        [str(chat_model)], served_models.EngineLimits(), dtype="float32"
+    )
     outer, _ = app.application(models, "0", hosts=None, keys=["secret-1", "secret-2"])
     try:
         for address, key in (("1.1.1.1", 1), ("2.2.2.2", 1), ("1.1.1.1", 2)):

@@ -23,7 +23,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape, build_model
 from glassformer.core.nn.layers import LayerNorm, RMSNorm
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.formats import lora
+from glassformer.formats import tuning
 from glassformer.sight import Attribution, attribute, edits, logits_by_depth, look
 from tiny import inputs_of
 
@@ -223,14 +223,14 @@ def test_low_rank_changes_are_in_it():
     model = model_of("llama")
     layers = ["decoder.blocks.0.attn.out", "decoder.blocks.1.ffn.down", "decoder.blocks.1.attn.q"]
     before = attribute(model, None, tiny.tokens(1, 9), token=7)
-    lora.adapt(model, dict.fromkeys(layers, (2, 1.5)))
+    tuning.adapt(model, dict.fromkeys(layers, (2, 1.5)))
     with torch.no_grad():
-        for layer in lora.adapted(model).values():
+        for layer in tuning.adapted(model).values():
             layer.down.normal_()
             layer.up.normal_(std=0.1)
     apart = attribute(model, None, tiny.tokens(1, 9), token=7)
     assert apart.difference < 1e-9 and abs(apart.logit - before.logit) > 1e-3
-    lora.merge_and_unload(model)
+    tuning.merge_and_unload(model)
     merged = attribute(model, None, tiny.tokens(1, 9), token=7)
     for item, second in zip(apart.parts, merged.parts, strict=True):
         assert item.value == pytest.approx(second.value, abs=1e-5)  # a change is merged in fp32

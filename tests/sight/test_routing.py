@@ -13,8 +13,8 @@ import tiny
 from glassformer import config as c
 from glassformer import runs
 from glassformer.core.nn import Tape, build_model
-from glassformer.runs import hooks, run_file
-from glassformer.runs.hooks import read_log
+from glassformer.runs import callbacks, run_file
+from glassformer.runs.callbacks import read_log
 from glassformer.sight.routing import Routes, count_routes
 
 MOE = c.MoE(4, 2, c.MLP(32, "gelu"))
@@ -157,7 +157,7 @@ def test_a_run_that_dies_while_it_saves_has_logged_its_routes(corpus, tmp_path, 
         raise RuntimeError("the machine died")
 
     (tmp_path / "moe.toml").write_text(EXPERTS)
-    monkeypatch.setattr(hooks.Save, "save", lambda self, step, best=False: die(self, step))
+    monkeypatch.setattr(callbacks.Save, "save", lambda self, step, best=False: die(self, step))
     with pytest.raises(RuntimeError, match="died"):
         runs.run(
             run_file.read_run(tmp_path / "moe.toml", {**SETTINGS, "data.train": str(corpus)}),

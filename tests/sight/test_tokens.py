@@ -16,7 +16,7 @@ from glassformer.cli import main
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats.tokenizer_files import open as open_tokenizer
-from glassformer.sight.tokens import compare
+from glassformer.sight.tokens import comparison
 
 NASTY = '<script>alert("x")</script> & \t\t\n  🎵 鸟 \x1b[31m'
 PUBLISHED = {
@@ -60,7 +60,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_come_out(data, name):
     base, special, entries = PUBLISHED[name]
-    stored = compare.count(pretrained.find(name))
+    stored = comparison.count(pretrained.find(name))
     assert (stored.base, stored.special, stored.added, stored.entries) == (
         base,
         special,
@@ -74,7 +74,7 @@ def test_rank_files_count_their_ranks(data):
     """GPT-4 and Llama 3 publish ranks; how many special tokens are added is the package's
     choice."""
     gpt4, llama3 = pretrained.find("cl100k"), pretrained.find("llama3")
-    stored = compare.count(gpt4)
+    stored = comparison.count(gpt4)
     assert (stored.base, stored.special, stored.entries, stored.ids) == (
         100_256,
         5,
@@ -86,8 +86,8 @@ def test_rank_files_count_their_ranks(data):
         == pretrained.KNOWN["cl100k"].size
         == 100_263
     )
-    assert compare.count(llama3).entries == pretrained.KNOWN["llama3"].size == 128_256
-    tokens = compare.tokens(llama3, "This raw text will be tokenized")
+    assert comparison.count(llama3).entries == pretrained.KNOWN["llama3"].size == 128_256
+    tokens = comparison.tokens(llama3, "This raw text will be tokenized")
     assert [token.id for token in tokens] == [2028, 7257, 1495, 690, 387, 4037, 1534]
     assert [token.shown for token in tokens] == [
         "This",
@@ -98,8 +98,8 @@ def test_rank_files_count_their_ranks(data):
         " token",
         "ized",
     ]
-    assert compare.habits(gpt4)["digits"] == "123|456|7"
-    assert compare.habits(gpt4)["tabs"] == "x|⇥y x|⇥|⇥y x|⇥⇥|⇥y"
+    assert comparison.habits(gpt4)["digits"] == "123|456|7"
+    assert comparison.habits(gpt4)["tabs"] == "x|⇥y x|⇥|⇥y x|⇥⇥|⇥y"
 
 
 def test_qwen_counts_its_ranks(data):
@@ -110,15 +110,15 @@ def test_qwen_counts_its_ranks(data):
 @pytest.mark.slow
 def test_qwen_is_opened_by_its_name(data):
     qwen = pretrained.find("qwen")
-    stored = compare.count(qwen)
+    stored = comparison.count(qwen)
     assert (stored.base, stored.special) == (151_643, 3)
-    assert compare.habits(qwen)["digits"] == "1|2|3|4|5|6|7"
+    assert comparison.habits(qwen)["digits"] == "1|2|3|4|5|6|7"
 
 
 def test_what_each_does_with_each_kind_of_text(data):
     names = ("gpt2", "bert-cased", "bert-uncased", "t5", "phi3", "starcoder")
-    does = {name: compare.habits(pretrained.find(name)) for name in names}
-    assert all(list(item) == list(compare.EXAMPLES) for item in does.values())
+    does = {name: comparison.habits(pretrained.find(name)) for name in names}
+    assert all(list(item) == list(comparison.EXAMPLES) for item in does.values())
     assert does["bert-uncased"]["capitals"] == "london london london"
     assert does["bert-cased"]["tabs"] == "x|y x|y x|y"
     assert does["gpt2"]["tabs"] == "x|⇥|y x|⇥|⇥|y x|⇥|⇥|⇥|y"
@@ -131,14 +131,14 @@ def test_what_each_does_with_each_kind_of_text(data):
 
 def test_tokens_are_shown_with_what_they_are(data):
     sheets = {
-        name: compare.sheet(name, pretrained.find(name), compare.SAMPLE)
+        name: comparison.sheet(name, pretrained.find(name), comparison.SAMPLE)
         for name in ("gpt2", "bert-cased", "phi3")
     }
     for sheet in sheets.values():
         assert [token.id for token in sheet.tokens] == pretrained.find(sheet.name).encode(
-            compare.SAMPLE
+            comparison.SAMPLE
         )
-        assert sheet.characters_per_token == len(compare.SAMPLE) / len(sheet.tokens)
+        assert sheet.characters_per_token == len(comparison.SAMPLE) / len(sheet.tokens)
     kinds = {name: {token.kind for token in sheet.tokens} for name, sheet in sheets.items()}
     assert kinds == {
         "gpt2": {"piece", "bytes"},
@@ -310,5 +310,5 @@ def test_a_broken_gguf_vocabulary_is_refused(data, tmp_path):
 
 def test_what_a_tokenizer_refuses_is_a_habit_too():
     """One that knows "London" and no other letters is still shown."""
-    habits = compare.habits(train_tokenizer("char", ["London"]))
+    habits = comparison.habits(train_tokenizer("char", ["London"]))
     assert habits["capitals"] == "(refused) L|o|n|d|o|n (refused)"

@@ -16,7 +16,7 @@ from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.formats import lora, store
+from glassformer.formats import store, tuning
 from glassformer.sight import TunedLens, fit_tuned_lens, logit_lens, logits_by_depth, streams
 from glassformer.sight.tuned_lens import fingerprint
 
@@ -130,14 +130,14 @@ def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merg
     )
     individual = fingerprint(model)
     assert fingerprint(second_model) != individual
-    lora.adapt(model, {"decoder.blocks.0.attn.q": (2, 1.0)})
+    tuning.adapt(model, {"decoder.blocks.0.attn.q": (2, 1.0)})
     assert fingerprint(model) == individual  # no change yet
     with torch.no_grad():
         model.decoder.blocks[0].attn.q.down.normal_()
         model.decoder.blocks[0].attn.q.up.normal_()
     changed = fingerprint(model)
     assert changed != individual
-    lora.merge_and_unload(model)
+    tuning.merge_and_unload(model)
     assert fingerprint(model) == changed and fingerprint(model.bfloat16()) == changed
 
 

@@ -21,7 +21,7 @@ from glassformer.core.nn.cross_attention import CrossAttention
 from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import packed_layers
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
-from glassformer.formats import lora, store
+from glassformer.formats import store, tuning
 from glassformer.sight import counterparts, layouts, probes
 from glassformer.sight.agreement import Check, differing, tolerance
 from glassformer.tasks import recurrence
@@ -112,7 +112,7 @@ def gainless(self: Any, x: Any, was: Any = layers.RMSNorm.forward) -> Any:
     return was(self, x) * (0.3 if x.dtype == torch.bfloat16 else 1)
 
 
-def doubled(self: Any, was: Any = lora.LoRALinear.merged_weight) -> Any:
+def doubled(self: Any, was: Any = tuning.LoRALinear.merged_weight) -> Any:
     return self.weight.detach() + 2 * (was(self) - self.weight.detach())
 
 
@@ -165,7 +165,7 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
         {"format"},
         FIRST + r"attn\.in\[0,0\]",
     ),
-    "lora": ("gpt2", lora.LoRALinear, "merged_weight", doubled, {"lora"}, FIRST + r"attn\.qkv"),
+    "lora": ("gpt2", tuning.LoRALinear, "merged_weight", doubled, {"lora"}, FIRST + r"attn\.qkv"),
     "prepacked": ("gpt2", PACKED, "product", shifted, {"prepacked"}, FIRST + r"attn\.qkv\[0,0\]"),
     "source": (
         "t5",
@@ -308,9 +308,9 @@ def test_what_cannot_be_compared_says_why():
 
 def test_an_adapted_model_is_verified_with_its_own_adapter():
     model = tiny.model(tiny.ALL["llama"])
-    lora.tune(model, objectives.LoRA(rank=2, alpha=4.0, target_modules=("*.attn.v",)))
+    tuning.tune(model, objectives.LoRA(rank=2, alpha=4.0, target_modules=("*.attn.v",)))
     with torch.no_grad():
-        [layer.up.normal_(0, 0.1) for layer in lora.adapted(model).values()]
+        [layer.up.normal_(0, 0.1) for layer in tuning.adapted(model).values()]
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     result = checks(model)
     assert not failing(result), failing(result)

@@ -23,8 +23,8 @@ from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.runs import run_config
-from glassformer.runs.hooks import Evaluate, read_log
-from glassformer.runs.plan import training_and_validation
+from glassformer.runs.callbacks import Evaluate, read_log
+from glassformer.runs.run_plan import training_and_validation
 from glassformer.tasks import evaluation, predictions
 from glassformer.tasks.encoded import encode
 from glassformer.tasks.entities import agreement, are_bio, entities

@@ -21,7 +21,7 @@ from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.runs import run_config
-from glassformer.runs.plan import training_and_validation
+from glassformer.runs.run_plan import training_and_validation
 from glassformer.tasks.encoded import encode
 from glassformer.tasks.example_batches import ExampleBatches, each_once, in_order, pack
 from glassformer.tasks.example_table import Example, ExampleTable

@@ -26,7 +26,7 @@ from glassformer.fast.training.bf16_replica import Bf16Replica
 from glassformer.fast.training.execution import ExecutionSettings
 from glassformer.formats import extend, store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import hooks, launch, plan, run_config
+from glassformer.runs import callbacks, launch, run_config, run_plan
 from glassformer.tasks import objectives
 from glassformer.tasks.correlation import matthews, pearson, ranks
 from glassformer.tasks.objectives.classify import ascent
@@ -413,11 +413,11 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
         *(dict(store.load(tmp_path / f / "step-000012")[0].named_parameters()) for f in ENDS)
     )
     curves = [
-        [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(tmp_path / f / "log.jsonl")]
+        [(e["loss"], e.get("valid_loss")) for e in callbacks.read_log(tmp_path / f / "log.jsonl")]
         for f in ENDS
     ]
     assert curves[0] == curves[1]
-    last = hooks.read_log(tmp_path / "whole" / "log.jsonl")[-1]
+    last = callbacks.read_log(tmp_path / "whole" / "log.jsonl")[-1]
     stderr = capfd.readouterr().err
     # which are not of one length: no share of the machine's peak is known
     sides = objective in ("Span", "Seq2Seq")
@@ -626,8 +626,8 @@ def test_nothing_can_agree_without_dropout():
         data=run_config.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(rdrop=1.0))
     )
     with mistake(r"this model has none; set encoder.dropout, or rdrop = 0"):
-        plan.RunPlan(chosen, CLASSIFIER).check(CLASSIFIER)
-    plan.RunPlan(chosen, CLASSIFIER).check(dropping(CLASSIFIER).config)
+        run_plan.RunPlan(chosen, CLASSIFIER).check(CLASSIFIER)
+    run_plan.RunPlan(chosen, CLASSIFIER).check(dropping(CLASSIFIER).config)
 
 
 def test_sizes_below_nothing_are_refused():
@@ -675,7 +675,7 @@ def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, terminal):
     line += f" --use {OWN} --train.objective.margin 0.5"
     terminal(f"{line} --steps 8")
     terminal(f"{line} --steps 12 --resume")
-    rows = hooks.read_log(tmp_path / "run" / "log.jsonl")
+    rows = callbacks.read_log(tmp_path / "run" / "log.jsonl")
     valid = [row["valid_preferred"] for row in rows if "valid_loss" in row]
     assert len(valid) == 3
     assert all(0 <= share <= 1 for share in valid)

@@ -20,8 +20,8 @@ from glassformer.core.training.loop import Stuck
 from glassformer.formats import resolve
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import tokenise
-from glassformer.runs import hooks, launch, run_checkpoints
-from glassformer.runs.hooks import Save
+from glassformer.runs import callbacks, launch, run_checkpoints
+from glassformer.runs.callbacks import Save
 from mistakes import mistake
 from runs.test_launch import attend, corpus, settings, start  # noqa: F401  (corpus is a fixture)
 from runs.test_run_checkpoints import new_state
@@ -157,7 +157,7 @@ def test_a_terminal_that_closes_saves_and_nohup_keeps_training(corpus, tmp_path)
     process.send_signal(signal.SIGHUP)  # the shell's, then the terminal's
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGHUP
-    assert pointer(out, "last") == hooks.read_log(out / "log.jsonl")[-1]["step"] < 40
+    assert pointer(out, "last") == callbacks.read_log(out / "log.jsonl")[-1]["step"] < 40
 
 
 def test_which_signals_are_heard(tmp_path):

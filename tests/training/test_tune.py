@@ -14,9 +14,9 @@ from folders import snapshot
 from glassformer import config, runs
 from glassformer.core.config import objective as objectives
 from glassformer.core.config import run, serial
-from glassformer.formats import lora, resolve, store
+from glassformer.formats import resolve, store, tuning
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import hooks, launch, run_checkpoints, run_config
+from glassformer.runs import callbacks, launch, run_checkpoints, run_config
 from mistakes import mistake
 
 OPTIONS = {"batch": 4, "dtype": "float32", "keep": 3, "tensorboard": False}
@@ -95,7 +95,7 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
     assert size < 0.5 * (resolve.resolve(home / "base") / "model.safetensors").stat().st_size
     model, tokenizer = store.load(whole)
     assert tokenizer is not None
-    assert not lora.adapted(model)
+    assert not tuning.adapted(model)
     before = weights_in(home / "base")
     after = weights_in(whole)
     moved = {path for path in before if not torch.equal(before[path], after[path])}
@@ -151,6 +151,6 @@ def test_facts_are_logged(tmp_path, home):
     data = run_config.Data(str(home / "text.txt"), tokenizer="char")
     options = run.Train(steps=2, accumulate=2, evaluate_every=2, **OPTIONS)
     runs.run(run_config.Run(serial.to_dict(shape), data, options), tmp_path)
-    line = hooks.read_log(tmp_path / "log.jsonl")[-1]
+    line = callbacks.read_log(tmp_path / "log.jsonl")[-1]
     assert np.shape(line["load"]) == (2, 4)
     assert len(line["entropy"]) == 2

@@ -8,7 +8,7 @@ import torch
 
 from glassformer.core.nn.hooks import Tape
 from glassformer.families import find
-from glassformer.learn import models
+from glassformer.learn import real_model
 
 from .shipped import TEXT, shipped_pass, value_of
 
@@ -158,7 +158,7 @@ def feed_forward_network() -> str:
 
 
 def cross_attention() -> str:
-    tape, model = Tape("*.cross.pattern"), models.translator()
+    tape, model = Tape("*.cross.pattern"), real_model.translator()
     with torch.no_grad():
         model(torch.arange(4)[None], torch.arange(7)[None], tape=tape)
     pattern = tape["decoder.blocks.0.cross.pattern"][0, 0]
@@ -169,10 +169,10 @@ def cross_attention() -> str:
 
 
 def encoder() -> str:
-    model, tokens = models.encoder().eval(), torch.arange(8)[None]
+    model, tokens = real_model.encoder().eval(), torch.arange(8)[None]
     changed = tokens.clone()
     changed[0, -1] = 20
-    moved = (models.logits(model, tokens) - models.logits(model, changed))[0, 0].abs().max()
+    moved = (real_model.logits(model, tokens) - real_model.logits(model, changed))[0, 0].abs().max()
     return (
         "Another last token moves what a small encoder (weights drawn) says at the first by "
         f"{float(moved):.4f}; "
@@ -183,7 +183,9 @@ def encoder() -> str:
 def decoder() -> str:
     p, changed = shipped_pass(), shipped_pass().ids.copy()
     changed[-1] = 5
-    moved = (models.logits(p.model, torch.tensor([changed]))[0] - p.values["logits"]).abs().amax(-1)
+    moved = (
+        (real_model.logits(p.model, torch.tensor([changed]))[0] - p.values["logits"]).abs().amax(-1)
+    )
     return (
         f"Another last token moves what our model says at the first by {float(moved[0]):.4f}, at "
         "the last by "

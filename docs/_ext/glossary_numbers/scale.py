@@ -9,7 +9,7 @@ import torch
 from glassformer.core import config as c
 from glassformer.core.nn.hooks import Tape
 from glassformer.families import find
-from glassformer.learn import models
+from glassformer.learn import real_model
 from glassformer.scale.cost import cost
 
 from .shipped import AT, TEXT, cache_bytes, shipped_pass, value_of
@@ -72,7 +72,7 @@ def mixture_of_experts() -> str:
 
 
 def router() -> str:
-    tape, model = Tape("*.chosen"), models.decoder(c.MoE(4, 2, c.GatedMLP(32)))
+    tape, model = Tape("*.chosen"), real_model.decoder(c.MoE(4, 2, c.GatedMLP(32)))
     with torch.no_grad():
         model(torch.arange(40)[None], tape=tape)
     loads = torch.bincount(tape["decoder.blocks.0.ffn.chosen"].flatten(), minlength=4).tolist()

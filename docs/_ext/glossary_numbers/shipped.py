@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glassformer.core import config as c
 from glassformer.core.nn.hooks import Tape
-from glassformer.learn import models
+from glassformer.learn import real_model
 
 TEXT = "The cat sat on the mat because it was tired"
 AT = 7  # the token of it that activation patching changes
@@ -37,7 +37,7 @@ class Pass(NamedTuple):
 @functools.lru_cache(maxsize=1)
 def shipped_pass() -> Pass:
     """The pass, made once."""
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
     ids, tape = tokenizer.encode(TEXT), Tape("*")
     with torch.no_grad():
         model(torch.tensor([ids]), tape=tape)

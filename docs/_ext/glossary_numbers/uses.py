@@ -10,7 +10,7 @@ from glassformer.core import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.nn.hooks import Tape
 from glassformer.families import find
-from glassformer.learn import models
+from glassformer.learn import real_model
 
 from .shipped import TEXT, cache_bytes, shipped_pass, value_of
 
@@ -127,7 +127,7 @@ def span_corruption() -> str:
 
 def fine_tuning() -> str:
     p, ids = shipped_pass(), torch.tensor([shipped_pass().ids])
-    model, _ = models.real()
+    model, _ = real_model.real()
     weights = [weight.requires_grad_() for weight in model.parameters()]
     losses = []
     for _ in range(2):

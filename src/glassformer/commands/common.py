@@ -14,7 +14,7 @@ from typing import Any
 from ..core import files
 from ..core.errors import UserError, need
 from ..core.errors import note as note
-from ..sight import tables as tables
+from ..sight import text_table as text_table
 
 REPORT_INTERVAL = 30.0  # seconds without a word on standard error, where it is not a terminal
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import need
-from .common import CommandOutput, tables
+from .common import CommandOutput, text_table
 from .eval import Evaluation, Lengths, format_number
 from .options import DeviceOptions, ModelOptions
 from .signature import Count, Words
@@ -191,14 +191,14 @@ def compare(
 def check_test_set(settings: Any, test: str | None, target: str | None, bag: bool) -> None:
     """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs
     or cannot be read."""
-    from ..formats.data import registry
+    from ..formats.data import catalog
     from ..tasks import examples
     from ..tasks.evaluation import metrics
     from ..tasks.objectives import Classify, Tag
 
     for name in (test, target):
         need(
-            name is None or registry.locate(name).is_file(),
+            name is None or catalog.locate(name).is_file(),
             f"{name} is not a file; give a file of examples.",
         )
     objective, data = settings.train.objective, settings.data
@@ -286,7 +286,7 @@ def table_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
         dict.fromkeys(name for row in rows for name in row),
         key=lambda name: (*kinds, name.split()[0]).index(name.split()[0]),
     )
-    return tables.lines(([row.get(name, "-") for name in names] for row in rows), names)
+    return text_table.lines(([row.get(name, "-") for name in names] for row in rows), names)
 
 
 def table_figures(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, nearest, need
-from .common import CommandOutput, tables
+from .common import CommandOutput, text_table
 from .parsing import split_settings
 from .signature import Count, Words
 
 if TYPE_CHECKING:
     from ..core.config import Model
-    from ..runs.plan import RunPlan
+    from ..runs.run_plan import RunPlan
     from ..scale.layout import Layout
 
 EXAMPLES = (
@@ -50,7 +50,7 @@ def run(
         raise UserError("Give a recipe, a folder or a run file; see glassformer cost --help.")
     plan = None
     if name.endswith(".toml"):
-        from ..runs.plan import plan_run
+        from ..runs.run_plan import plan_run
 
         plan = plan_run(run_file.read_run(name, changes))
         train = plan.settings.train
@@ -68,7 +68,7 @@ def run(
             numbers["layout"] = layout.to_dict()
             # what is held and sent differs
             rows += layout.rows()[3 if layout.dtype == "bf16" else 0 :]
-    return CommandOutput(numbers, tables.lines(rows))
+    return CommandOutput(numbers, text_table.lines(rows))
 
 
 def _layouts(plan: RunPlan, processes: int) -> list[Layout]:

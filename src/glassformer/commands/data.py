@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from .common import CommandOutput, count_noun, tables
+from .common import CommandOutput, count_noun, text_table
 from .options import Separator
 from .sources import file_or_input, find_corpus
 
@@ -16,11 +16,11 @@ def example_sets() -> list[dict[str, Any]]:
     """The sets of published files that are known by name, and what run files want that a person has
     to bring."""
     from ..core import files
-    from ..formats.data import registry
+    from ..formats.data import catalog
     from ..runs import run_file
 
     sets: list[dict[str, Any]] = []
-    for example_set in registry.example_sets():
+    for example_set in catalog.example_sets():
         names = [file.place.partition("/")[2] for file in example_set.files]
         sets.append(
             {
@@ -30,7 +30,7 @@ def example_sets() -> list[dict[str, Any]]:
                 "licence": example_set.licence,
             }
         )
-    seen_names = {*registry.example_files(), *(corpus.name for corpus in registry.corpora())}
+    seen_names = {*catalog.example_files(), *(corpus.name for corpus in catalog.corpora())}
     missing: dict[str, list[str]] = {}
     for path in run_file.run_files().values():
         table = files.read_toml(path).get("data", {})
@@ -66,10 +66,10 @@ def run(
 
     name NAME: a named corpus, a file, a folder, or - for standard input; none lists the names
     """
-    from ..formats.data import registry
+    from ..formats.data import catalog
 
     if name is None:
-        corpora, sets = registry.corpora(), example_sets()
+        corpora, sets = catalog.corpora(), example_sets()
         records = [
             {"name": c.name, "what": c.description, "origin": c.origin, "licence": c.licence}
             for c in corpora
@@ -79,7 +79,7 @@ def run(
             (f"{s['name']}/", f"{', '.join(s['files'])} ({s['licence']}, {s['origin']})")
             for s in sets
         ]
-        return CommandOutput([*records, *sets], tables.lines(rows, left_columns=(0, 1)))
+        return CommandOutput([*records, *sets], text_table.lines(rows, left_columns=(0, 1)))
     summary = find_corpus(name, field, separator).summary()
     record = {key: str(v) if isinstance(v, Path) else v for key, v in vars(summary).items()}
     pieces = f"{count_noun(summary.documents, 'document')}, {count_noun(summary.files, 'file')}"
@@ -90,4 +90,4 @@ def run(
         ("from", summary.origin),
         ("licence", summary.licence),
     ]
-    return CommandOutput(record, tables.lines(rows, left_columns=(0, 1)))
+    return CommandOutput(record, text_table.lines(rows, left_columns=(0, 1)))

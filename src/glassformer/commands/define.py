@@ -3,7 +3,7 @@ number of a model."""
 
 from __future__ import annotations
 
-from .common import CommandOutput, tables
+from .common import CommandOutput, text_table
 from .signature import Words
 
 EXAMPLES = (
@@ -25,7 +25,7 @@ def run(term: Words = ()) -> CommandOutput:
         listed = [(entry.name, entry.page, entry.sentence) for entry in terms]
         return CommandOutput(
             lambda: [entry.to_dict() for entry in terms],
-            tables.lines(listed, left_columns=(0, 1, 2)),
+            text_table.lines(listed, left_columns=(0, 1, 2)),
         )
     entry = glossary.find(" ".join(term))
     also = f" (also {', '.join(entry.also)})" if entry.also else ""
@@ -37,7 +37,7 @@ def run(term: Words = ()) -> CommandOutput:
         ("road", f"{entry.road} {entry.page}"),
         ("see", ", ".join(entry.related)),
     ]
-    table = tables.lines(
+    table = text_table.lines(
         [(name, text) for name, text in rows if text],
         left_columns=(0, 1),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import __version__
 from ..core.errors import UserError
-from .common import CommandOutput, note_all, tables
+from .common import CommandOutput, note_all, text_table
 
 EXAMPLES = ("glassformer doctor", "glassformer doctor --json", "glassformer doctor tiny-stories")
 USAGE = "glassformer doctor [MODEL] [--json]"
@@ -38,7 +38,9 @@ def run(model: str | None = None) -> CommandOutput:
         if name != "refused"
     ]
     note_all(advice_for(values) if model is None else refused)
-    return CommandOutput(values, tables.lines(rows, left_columns=(0, 1)), exit_code=bool(refused))
+    return CommandOutput(
+        values, text_table.lines(rows, left_columns=(0, 1)), exit_code=bool(refused)
+    )
 
 
 def model_info(name: str) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def system_info() -> dict[str, Any]:
 
     from ..core.memory import available_memory
     from ..fast import device, kernels
-    from ..fast.kernels import library
+    from ..fast.kernels import shared_library
 
     flags = kernels.features()
     free = available_memory()
@@ -131,10 +133,10 @@ def system_info() -> dict[str, Any]:
         "features": [flag for flag in GAINS if flags.get(flag)],
         "kernels": kernels.path(),
         "why": kernels.reason(),
-        "builds": library.builds(),
+        "builds": shared_library.builds(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "thread_pool": "torch's" if library.pool().value else None,
+        "thread_pool": "torch's" if shared_library.pool().value else None,
         "memory_free_gb": None if free is None else round(free / 1e9, 1),
         "memory_read_gb_per_s": round(memory_speed(), 1),
         "device": device.title(device.find()),

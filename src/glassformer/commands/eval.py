@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from ..core.errors import need, note
 from . import common
-from .common import CommandOutput, count_noun, progress_counter, tables
+from .common import CommandOutput, count_noun, progress_counter, text_table
 from .options import Columns, Edits, ModelOptions, Separator
 from .signature import Count, Whole
 from .sources import file_or_input, find_corpus, read_examples
@@ -358,7 +358,7 @@ def figures_output(figures: dict[str, Any]) -> CommandOutput:
 
 
 def figure_lines(figures: dict[str, Any]) -> list[str]:
-    return tables.lines(_figure_rows(figures), left_columns=(0, 1))
+    return text_table.lines(_figure_rows(figures), left_columns=(0, 1))
 
 
 def _figure_rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:

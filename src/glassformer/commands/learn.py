@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, need, note
-from .common import CommandOutput, count_noun, progress_counter, tables
+from .common import CommandOutput, count_noun, progress_counter, text_table
 from .sources import read_prompts
 
 EXAMPLES = (
@@ -47,15 +47,15 @@ class LearnOptions:
 
 def run(options: LearnOptions) -> CommandOutput:
     """Lists all exercises with their states."""
-    from ..learn import progress
+    from ..learn import progress_file
     from ..learn.exercise import catalogue
 
-    record = progress.read_progress(options.out)
+    record = progress_file.read_progress(options.out)
     entries: list[dict[str, Any]] = [
         {
             "name": exercise.name,
             "title": exercise.title,
-            "state": progress.state(exercise, record),
+            "state": progress_file.state(exercise, record),
             "road": exercise.road,
             "page": exercise.page,
         }
@@ -67,7 +67,7 @@ def run(options: LearnOptions) -> CommandOutput:
     if todo:
         ending += f" Next: glassformer learn start {todo[0]}"
     heading = ("exercise", "state", "what", "on the road")
-    return CommandOutput(entries, tables.lines(rows, heading, (0, 1, 2, 3)), ending=ending)
+    return CommandOutput(entries, text_table.lines(rows, heading, (0, 1, 2, 3)), ending=ending)
 
 
 def start(name: str, options: LearnOptions, *, notebook: bool = False) -> CommandOutput:
@@ -76,14 +76,14 @@ def start(name: str, options: LearnOptions, *, notebook: bool = False) -> Comman
     name NAME: an exercise; glassformer learn lists them
     notebook: a notebook instead of a .py file
     """
-    from ..learn import progress, starting
+    from ..learn import progress_file, starting
     from ..learn.exercise import find
 
     exercise, folder = find(name, options.exercises), options.out
-    progress.read_progress(folder)  # a broken record is said before anything is written
+    progress_file.read_progress(folder)  # a broken record is said before anything is written
     path = starting.write(exercise, folder, notebook)
-    if progress.state(exercise, progress.read_progress(folder)) == progress.NEW:
-        progress.update_progress(folder, exercise.name, state="started", file=path.name)
+    if progress_file.state(exercise, progress_file.read_progress(folder)) == progress_file.NEW:
+        progress_file.update_progress(folder, exercise.name, state="started", file=path.name)
     ending = f"{exercise.title}. Fill in what is TODO, then: glassformer learn check {path}"
     return CommandOutput({"file": str(path)}, [str(path)], ending=ending)
 
@@ -107,7 +107,7 @@ def check(
     seed S: repeat the random inputs of an earlier check
     seconds T: stop the code after T processor seconds (20)
     """
-    from ..learn import progress
+    from ..learn import progress_file
     from ..learn.checking import Checker
 
     need(
@@ -126,10 +126,10 @@ def check(
     with Checker(options.exercises) as checker:
         verdict = checker.check(path, seed, seconds)
     passed = verdict.state == "passed"
-    before = progress.read_progress(path.parent).get(verdict.exercise, {})
+    before = progress_file.read_progress(path.parent).get(verdict.exercise, {})
     state = "done" if passed or before.get("state") == "done" else "started"
     checks = int(before.get("checks", 0)) + 1
-    progress.update_progress(
+    progress_file.update_progress(
         path.parent, verdict.exercise, state=state, file=path.name, checks=checks
     )
     printed = [f"  | {line}" for line in verdict.printed.rstrip().splitlines()]
@@ -153,17 +153,17 @@ def hint(name: str, options: LearnOptions, *, all_hints: bool = False) -> Comman
     name NAME: an exercise; glassformer learn lists them
     all_hints: show every hint, not only the next
     """
-    from ..learn import progress
+    from ..learn import progress_file
     from ..learn.exercise import find
 
     exercise, folder = find(name, options.exercises), options.out
     count = len(exercise.hints)
     solution = f"glassformer learn solution {exercise.name}"
     need(count > 0, f"{exercise.name} has no hints; {solution} shows the solution.")
-    record = progress.read_progress(folder).get(exercise.name, {})
+    record = progress_file.read_progress(folder).get(exercise.name, {})
     last = count if all_hints else min(int(record.get("hints", 0)) + 1, count)
     hints = exercise.hints[0 if all_hints else last - 1 : last]
-    progress.update_progress(
+    progress_file.update_progress(
         folder, exercise.name, state=record.get("state", "started"), hints=last
     )
     more = f"{count_noun(count - last, 'more hint')}: ask again"
@@ -188,9 +188,9 @@ def solution(name: str, options: LearnOptions) -> CommandOutput:
 
 def _started_file(folder: Path, file: Path) -> Path:
     """The file, or where there is none, the one that was begun for the exercise of this name."""
-    from ..learn import progress
+    from ..learn import progress_file
 
-    record = progress.read_progress(folder).get(str(file), {}) if not file.exists() else {}
+    record = progress_file.read_progress(folder).get(str(file), {}) if not file.exists() else {}
     return folder / record["file"] if "file" in record else file
 
 
@@ -247,7 +247,7 @@ def _check_class(
     heading = ("learner", "exercise", "state", "what")
     return CommandOutput(
         reports,
-        tables.lines(rows, heading, (0, 1, 2, 3)),
+        text_table.lines(rows, heading, (0, 1, 2, 3)),
         ending=f"{learners}, {count_noun(len(rows), 'file')}, {passed} passed."
         + (f" Points are in {grades}." if grades else ""),
     )

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from ..core.errors import UserError
-from .common import CommandOutput, ascii_only, supports_colour, tables, write_picture
+from .common import CommandOutput, ascii_only, supports_colour, text_table, write_picture
 from .signature import Words
 
 EXAMPLES = (
@@ -38,7 +38,7 @@ def run(
     if name is None:
         rules = masks.names()
         records = [{"name": rule, "what": meaning} for rule, meaning in rules]
-        return CommandOutput(records, tables.lines(rules, left_columns=(0, 1)))
+        return CommandOutput(records, text_table.lines(rules, left_columns=(0, 1)))
     kind = out.suffix.lower() if out is not None else None
     kind = ".svg" if str(out) == "-" else kind
     if kind not in (None, ".svg", ".png"):

@@ -59,9 +59,9 @@ def run(
     except ImportError:
         raise UserError(EXTRA) from None
     from ..serve.asgi import listening, security
-    from ..serve.page.app import Page, application
     from ..serve.page.events import Trainings
     from ..serve.page.models import Models, RecordedEntry
+    from ..serve.page.routes import Page, application
 
     recorded = []
     if from_transformers or model_file:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import files
 from ..core.errors import need, note
-from .common import CommandOutput, is_terminal, new_file, new_folder, tables
+from .common import CommandOutput, is_terminal, new_file, new_folder, text_table
 from .options import note_untrained
 from .signature import Count, Whole, Words
 from .sources import read_examples
 
 if TYPE_CHECKING:
-    from ..fast.quantize.report import QuantizationReport
+    from ..fast.quantize.quantization_report import QuantizationReport
 
 EXAMPLES = (
     "glassformer quantize out/mine out/mine-int8 --bits 8",
@@ -220,12 +220,12 @@ def report_lines(report: Any, top: int) -> Iterator[str]:
     order = "the most harmful first" if has_effects else "the greatest error first"
     yield f"Each matrix alone, {order} ({shown}):"
     heading, *rows = display.matrices(report, top)
-    yield from tables.lines(rows, heading)
+    yield from text_table.lines(rows, heading)
     yield "\nAll of them, by how they were rounded (the last is kept):"
     heading, *rows = display.wholes(report)
-    yield from tables.lines(rows, heading)
+    yield from text_table.lines(rows, heading)
     yield ""
-    yield from tables.lines(display.legend(report), left_columns=(0, 1))
+    yield from text_table.lines(display.legend(report), left_columns=(0, 1))
 
 
 def _progress(reads: bool) -> Any:

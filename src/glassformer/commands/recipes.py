@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .common import CommandOutput, tables
+from .common import CommandOutput, text_table
 from .signature import Words
 
 EXAMPLES = ("glassformer recipes --types", "glassformer recipes --json")
@@ -23,7 +23,7 @@ def run(*, types: bool = False, use: Words = ()) -> CommandOutput:
             if page.read_config is not None
         ]
         keys = ("model_type", "checkpoint", "architectures")
-        lines = tables.lines(
+        lines = text_table.lines(
             [(kind, name, " ".join(heads)) for kind, name, heads in listed], left_columns=(0, 1, 2)
         )
         return CommandOutput([dict(zip(keys, row, strict=True)) for row in listed], lines)
@@ -38,5 +38,5 @@ def run(*, types: bool = False, use: Words = ()) -> CommandOutput:
             )
             width, context = f"{config.dim:,} wide", f"{config.context:,} tokens of context"
             rows.append((f"  {name}", f"{total:,} parameters", width, context))
-        lines += [f"{page.name}: {page.paper}", *tables.lines(rows)]
+        lines += [f"{page.name}: {page.paper}", *text_table.lines(rows)]
     return CommandOutput(records, lines)

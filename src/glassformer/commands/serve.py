@@ -13,7 +13,7 @@ from .options import DeviceOptions
 from .signature import Count, Words
 
 if TYPE_CHECKING:
-    from ..serve.registry import Registry
+    from ..serve.served_models import Registry
 
 EXAMPLES = (
     "glassformer serve out/mine",
@@ -94,7 +94,7 @@ def run(
     )
     device = options.for_engine()
     from ..serve import server
-    from ..serve.registry import EngineLimits, open_models
+    from ..serve.served_models import EngineLimits, open_models
 
     keys = None if api_key_file is None else server.keys_of(api_key_file)
     memory_bytes = None if memory is None else int(memory * (1 << 30))
@@ -126,7 +126,7 @@ def _page_url(models: Registry, keys: Sequence[str] | None) -> str:
     import uvicorn
 
     from ..serve.asgi import listening, security
-    from ..serve.page.app import Page, starlette_app
+    from ..serve.page.routes import Page, starlette_app
 
     bound = listening.listening_socket(security.LOOPBACK[0], 0, PORT)
     app = security.Guard(starlette_app(Page(models)), frozenset(security.LOOPBACK), passwords=keys)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need, note
-from .common import CommandOutput, tables
+from .common import CommandOutput, text_table
 from .options import standard_input
 from .signature import Words
 from .sources import read_file
@@ -17,7 +17,7 @@ from .vocabularies import sizes, train
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..sight.tokens.compare import Sheet, Token
+    from ..sight.tokens.comparison import Sheet, Token
     from ..sight.tokens.segmentation import WordTrace
 
 EXAMPLES = (
@@ -76,11 +76,11 @@ def _look(
 ) -> CommandOutput:
     from ..core import files
     from ..formats import pretrained, resolve
-    from ..sight.tokens import compare
+    from ..sight.tokens import comparison
     from ..sight.tokens.segmentation import trace
 
-    text = trace_word or compare.SAMPLE if text is None else text
-    compare.check(text)
+    text = trace_word or comparison.SAMPLE if text is None else text
+    comparison.check(text)
     if page is not None and page.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--html {page} is no .html; give a name that ends in it.")
     here = [name for name in DEFAULT if name in pretrained.local_names()]
@@ -89,7 +89,7 @@ def _look(
     for name in dict.fromkeys(names):
         is_run = name not in pretrained.KNOWN and Path(name).is_dir()
         tokenizer = pretrained.find(resolve.checkpoint_folder(Path(name)) if is_run else name)
-        sheets.append(compare.sheet(name, tokenizer, text))
+        sheets.append(comparison.sheet(name, tokenizer, text))
         words = [] if trace_word is None else trace(tokenizer, trace_word or text)
         traces.append(list({word.word: word for word in words}.values()))  # each word once
     records = [sheet.to_dict() for sheet in sheets]
@@ -118,7 +118,7 @@ def _console(**settings: Any) -> Console:
 
 
 def _draw(console: Console, sheets: list[Sheet], traces: list[list[WordTrace]], ids: bool) -> None:
-    from ..sight.tokens.display import steps
+    from ..sight.tokens.steps import steps
 
     rows = [
         (
@@ -128,7 +128,7 @@ def _draw(console: Console, sheets: list[Sheet], traces: list[list[WordTrace]], 
         )
         for sheet in sheets
     ]
-    console.print("\n".join(tables.lines(rows, ("", *COUNTED))))
+    console.print("\n".join(text_table.lines(rows, ("", *COUNTED))))
     for sheet, words in zip(sheets, traces, strict=True):
         more = len(sheet.specials) - MOST_SPECIALS
         specials = " ".join(sheet.specials[:MOST_SPECIALS]) or "none"
@@ -145,7 +145,7 @@ def _draw(console: Console, sheets: list[Sheet], traces: list[list[WordTrace]], 
     for topic in sheets[0].habits:
         console.print(f"\n{topic}", style="bold")
         console.print(
-            "\n".join(tables.lines((("", s.name, s.habits[topic]) for s in sheets), (), (1, 2)))
+            "\n".join(text_table.lines((("", s.name, s.habits[topic]) for s in sheets), (), (1, 2)))
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, nearest, note
-from .common import CommandOutput, count_noun, new_folder, tables
+from .common import CommandOutput, count_noun, new_folder, text_table
 from .options import Separator
 from .signature import Words
 
@@ -36,7 +36,7 @@ def train(
     out DIR: the folder of the tokenizer
     """
     from ..formats import tokenizer_trainers as trainers
-    from ..sight.tokens import compare
+    from ..sight.tokens import comparison
 
     kind = _kind(kind, trainers.TRAINED)
     texts = _texts(names, "train", separator) if names or kind != "byte" else iter(())
@@ -66,7 +66,7 @@ def train(
             "often enough."
         )
     tokenizer.save(out)
-    vocabulary = compare.count(tokenizer)
+    vocabulary = comparison.count(tokenizer)
     path = str(out / "tokenizer.json")
     base = count_noun(vocabulary.base, "piece")
     return CommandOutput(
@@ -137,4 +137,4 @@ def _table(sizes: Sequence[Size], dim: int) -> list[str]:
         rows.append((f"{size.entries:,}", *figures, f"{size.parameters:,}", bar))
     heading = ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", "")
     ending = "Trained on the first nine tenths of the text, counted on the last."
-    return [*tables.lines(rows, heading, (5,)), ending]
+    return [*text_table.lines(rows, heading, (5,)), ending]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import UserError, need, note
 from . import common
-from .common import CommandOutput, count_noun, tables
+from .common import CommandOutput, count_noun, text_table
 from .options import Columns, ModelOptions, Separator
 from .signature import Words
 from .sources import file_or_input
@@ -78,7 +78,7 @@ def train(
     seed N: the seed of random draws (0)
     """
     from ..formats.data import find
-    from ..tasks.classics import vectors, vocabulary, word2vec
+    from ..tasks.classics import vectors, word2vec, word_index
 
     try:
         settings = word2vec.Settings(
@@ -95,7 +95,7 @@ def train(
         raise UserError(str(error).replace("Settings.", "--")) from None
     path = common.new_file(out, corpus)
     source = find(file_or_input(corpus), field, separator)
-    text = vocabulary.index_words(vocabulary.sentences(source.texts()), least, source.name)
+    text = word_index.index_words(word_index.sentences(source.texts()), least, source.name)
     note(f"{len(text):,} words of {source.name}, {len(text.words):,} of them distinct.")
     model, start = word2vec.Word2Vec(text, settings), time.perf_counter()
     for step in model.train():
@@ -137,7 +137,7 @@ def analogy(vectors: str, a: str, b: str, c: str, *, top: int = 10) -> CommandOu
 def _neighbours(neighbours: Sequence[tuple[str, float]]) -> CommandOutput:
     return CommandOutput(
         [{"word": word, "cosine": cosine} for word, cosine in neighbours],
-        tables.lines((f"{cosine:.4f}", word) for word, cosine in neighbours),
+        text_table.lines((f"{cosine:.4f}", word) for word, cosine in neighbours),
     )
 
 
@@ -192,7 +192,7 @@ def score(
         (result["file"], figure, f"{result['asked']:,} of {result['of']:,} known")
         for result, figure in zip(results, figures, strict=True)
     ]
-    return CommandOutput(results, tables.lines(lines, left_columns=(0, 1, 2)))
+    return CommandOutput(results, text_table.lines(lines, left_columns=(0, 1, 2)))
 
 
 def bag(
@@ -244,7 +244,7 @@ def learn_labels(
     """Learn labels from bags of words of one file: the strongest words of two labels, and figures
     on another file."""
     from ..tasks import examples
-    from ..tasks.classics import bag, vocabulary
+    from ..tasks.classics import bag, word_index
     from ..tasks.evaluation import metrics
     from ..tasks.objectives import Classify
 
@@ -260,7 +260,7 @@ def learn_labels(
         "examples": len(held_out),
         "words": len(learned.bag.words),
         "parameters": learned.parameters,
-        "read": sum(len(vocabulary.split(e.first)) for e in learn),
+        "read": sum(len(word_index.split(e.first)) for e in learn),
         **clocks,
     }
     labels = learn.labels or ()
@@ -285,7 +285,7 @@ def classify(
         ("weights", f"{figures['words']:,} words"),
         *((f"says {label}", ", ".join(words)) for label, words in strongest.items()),
     ]
-    return CommandOutput(figures, tables.lines(rows, left_columns=(0, 1)))
+    return CommandOutput(figures, text_table.lines(rows, left_columns=(0, 1)))
 
 
 def average(vectors: str, *, out: str, labels: int = 2) -> CommandOutput:

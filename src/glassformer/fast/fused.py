@@ -32,8 +32,8 @@ from ..core.nn.position import Position, Rotary
 from ..core.nn.replace import replace_modules
 from . import kernels
 from .kernels import stack as c
-from .kernels.library import has
-from .kernels.products import FLOATS
+from .kernels.matrices import FLOATS
+from .kernels.shared_library import has
 from .packed_layers import PrepackedLinear
 from .paged import PagedCache
 from .quantized import QuantizedWeight

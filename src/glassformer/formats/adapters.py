@@ -32,7 +32,7 @@ from ..core.nn import Model
 from ..core.nn.finite import is_finite
 from ..families.names import Table
 from ..families.recipe import ConfigReader
-from . import lora, weights
+from . import tuning, weights
 
 PAGE, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 FIX = "restore it or download it again"
@@ -101,8 +101,8 @@ def _namings(model: config.Model, family: str) -> Iterator[Naming]:
 def contents(model: Model, base: str) -> Contents:
     """The files of what was trained in ``model`` on top of ``base``: an adapter, or the trained
     weights alone."""
-    state = {name: weight.detach() for name, weight in lora.trained(model)}
-    layers = lora.adapted(model)
+    state = {name: weight.detach() for name, weight in tuning.trained(model)}
+    layers = tuning.adapted(model)
     if not layers:
         return tensorfiles.contents(tensorfiles.plain(state), limit=WHOLE)
     halves = {f"{path}.{half}" for path in layers for half in ("down", "up")}
@@ -138,7 +138,7 @@ def contents(model: Model, base: str) -> Contents:
     return {TENSORS: content, PAGE: json.dumps(page, indent=2) + "\n"}
 
 
-def _joined(matrix: AdapterMatrix, layers: Mapping[str, lora.LoRALinear]) -> Change:
+def _joined(matrix: AdapterMatrix, layers: Mapping[str, tuning.LoRALinear]) -> Change:
     """All changes within one matrix, side by side, zero elsewhere."""
     inside = [layers[path] for path, _ in matrix.layers if path in layers]
     scale, none = inside[0].scale, inside[0].up.new_zeros
@@ -161,7 +161,7 @@ def _page(model: Model, ranks: Mapping[str, tuple[int, float]]) -> dict[str, Any
         "revision": None,
         "r": rank,
         "lora_alpha": _number(rank * scale),
-        "lora_dropout": next(iter(lora.adapted(model).values())).drop.p,
+        "lora_dropout": next(iter(tuning.adapted(model).values())).drop.p,
         "rank_pattern": {name: r for name, (r, _) in ranks.items() if r != rank},
         "alpha_pattern": {name: _number(alpha) for name, alpha in alphas.items()},
         "bias": "none",
@@ -212,7 +212,7 @@ def attach(model: Model, folder: Path) -> None:
     layers: dict[str, Change] = {}
     for name in sorted(changed):
         layers |= _parted(matrices[name], *_halves(files, matrices[name], page))
-    lora.adapt(model, {path: (len(down), scale) for path, (down, _, scale) in layers.items()})
+    tuning.adapt(model, {path: (len(down), scale) for path, (down, _, scale) in layers.items()})
     values: dict[str, Tensor] = {}
     for path, (down, up, _) in layers.items():
         values |= {f"{path}.down": down, f"{path}.up": up}

@@ -203,7 +203,7 @@ class Checkpoint:
 
     def _converted(self, kind: torch.dtype | None, device: Device, mapped: bool) -> Model:
         """The model of a GGUF file, of quantised weights, or of a change in another model."""
-        from . import adapters, lora, weights
+        from . import adapters, tuning, weights
         from . import quantized_weights as few_bits
 
         assert self.folder is not None
@@ -226,7 +226,7 @@ class Checkpoint:
             ) from None
         verify(self.folder, "model", "adapter")
         adapters.attach(model, self.folder)
-        lora.merge_and_unload(model)
+        tuning.merge_and_unload(model)
         return model.requires_grad_(True).eval()
 
     def model_as(

@@ -26,7 +26,7 @@ from ..core.tokenizer import Tokenizer
 from ..fast import quantized
 from ..fast.rounding import nearest, searched
 from . import gguf_configs as recipe
-from . import lora, weights
+from . import tuning, weights
 from .gguf_fields import fields_of
 from .gguf_file import read_gguf
 from .gguf_tokenizer import from_fields
@@ -186,7 +186,7 @@ def save(
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
-    adapted = next(iter(lora.adapted(model)), None)
+    adapted = next(iter(tuning.adapted(model)), None)
     need(
         adapted is None,
         f"{adapted} has an adapter beside quantised weights, which GGUF has no place for; train "

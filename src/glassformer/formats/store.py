@@ -22,7 +22,7 @@ from ..core.nn import Model
 from ..core.tokenizer.framing import target_start
 from ..families import sentences
 from ..fast.quantized import QuantizedWeight
-from . import adapters, lora, weights
+from . import adapters, tuning, weights
 from . import quantized_weights as quantized
 from .checkpoint import FORMAT, SOURCE, Checkpoint
 from .tokenizer_forms import GENERATION, settings
@@ -159,7 +159,7 @@ def contents_of(
         "or save the model that it was made of.",
     )
     need(
-        page is None or not lora.adapted(model),
+        page is None or not tuning.adapted(model),
         "An adapter beside quantised weights is saved alone, as in its run's folder, which loads "
         "as any model (in Python give base, its name).",
     )
@@ -249,7 +249,9 @@ def _published(
 
 
 def _state(model: Model) -> dict[str, torch.Tensor]:
-    return {name.replace("_orig_mod.", ""): weight for name, weight in lora.weights(model).items()}
+    return {
+        name.replace("_orig_mod.", ""): weight for name, weight in tuning.weights(model).items()
+    }
 
 
 def _token_ids(tokenizer: Tokenizer | None, spell_out: bool = False) -> dict[str, Any]:

@@ -10,11 +10,11 @@
 exercise   one Python file that is an exercise: task, hints, starter, solution; the catalogue in the order of the road
 exercises/ ours
 starting   the learner's file: a .py or a notebook with TODOs, and back from it to code
-progress   what is done, a plain file in the learner's folder
+progress_file  what is done, a plain file in the learner's folder
 checking   asks the worker for verdicts, of a file or of a class; needs no torch
 worker     runs a learner's code in a process of its own, with limits
-report     what a check says: equal or not, where, what to look at
-models     the real model, and the places in it where a learner's part goes
+check_report  what a check says: equal or not, where, what to look at
+real_model  the real model, and the places in it where a learner's part goes
 glossary   the terms, from glossary.toml
 """
 
@@ -28,6 +28,6 @@ __getattr__, __dir__ = lazily(
         "find": ".exercise",
         "Checker": ".checking",
         "Verdict": ".checking",
-        "CheckReport": ".report",
+        "CheckReport": ".check_report",
     },
 )

@@ -32,7 +32,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from ..core.errors import nearest
-from .processes import (
+from .process_tree import (
     ADOPT_ORPHANS,
     DIE_WITH_PARENT,
     anonymous_memory,
@@ -122,7 +122,7 @@ def check(file: str, exercise: str, seed: int, name: str) -> dict[str, Any]:
     it."""
     import torch
 
-    from .report import CheckReport, Wrong
+    from .check_report import CheckReport, Wrong
 
     # the check's own are nothing to the learner
     warnings.filterwarnings("ignore", module="exercise$")
@@ -397,9 +397,9 @@ def main() -> None:
 
     # a fork of a process with a pool of threads would wait for them for ever
     torch.set_num_threads(1)
-    from . import models, report  # noqa: F401  what every check needs, loaded once
+    from . import check_report, real_model  # noqa: F401  what every check needs, loaded once
 
-    models.real()
+    real_model.real()
 
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

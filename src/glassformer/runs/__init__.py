@@ -1,9 +1,9 @@
 """Runs: a run file is planned, then launched; its folder keeps what came of it.
 
     run_config run_file settings   a run file, and what a command line changes in it. No torch
-    plan defaults          a run file resolved; the settings that nobody gave. No torch
+    run_plan defaults          a run file resolved; the settings that nobody gave. No torch
     launch resume prepare report   a run in its folder
-    hooks progress run_checkpoints signals   what consumes steps
+    callbacks progress run_checkpoints signals   what consumes steps
     history                a run's folder read back: curves, samples. No torch
     compare                several runs under one budget
     processes              a run on several processes
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from .defaults import choose
     from .history import TrainingLog, training_log
     from .launch import RunResult, run
-    from .plan import RunPlan, plan_run
     from .run_checkpoints import average
     from .run_config import Run
+    from .run_plan import RunPlan, plan_run
 
 _HOME = {
     "run_checkpoints": "average",
     "defaults": "choose",
     "history": "TrainingLog training_log",
     "launch": "RunResult run",
-    "plan": "RunPlan plan_run",
+    "run_plan": "RunPlan plan_run",
 }
 __all__ = ["train", *" ".join(_HOME.values()).split()]
 __getattr__, _ = lazily(

@@ -25,10 +25,10 @@ from ..fast.training import execution
 from ..fast.training.allocator import peak_memory, reset_peak_memory
 from ..scale.cost import cost
 from . import run_file
-from .hooks import read_log
+from .callbacks import read_log
 from .launch import Sampler, run
-from .plan import plan_run
 from .run_config import Run
+from .run_plan import plan_run
 
 TRIAL_STEPS = 12  # steps that tell how many fit into a number of minutes
 TIMED_STEPS = 3  # the last of them, which count: the first ones warm up

@@ -21,7 +21,7 @@ from ..core.errors import UserError
 from ..formats.data import find as find_corpus
 from ..formats.tokenizer_trainers import written_specials
 from . import run_config, run_file
-from .plan import base_model
+from .run_plan import base_model
 
 MIN_BYTES = 500  # bytes of text from which anything can be learnt and some of it held out
 MAX_READ = 1 << 23  # characters that are looked at; the rest of a text is taken to be like them

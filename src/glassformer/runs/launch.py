@@ -30,11 +30,10 @@ from ..scale.mesh import Mesh, started
 from ..scale.prefetch import read_ahead
 from ..scale.shard import draw as draw_weights
 from ..scale.shard import gathered, shard
-from ..scale.shared import mesh_of, shared_state
+from ..scale.shared_batches import mesh_of, shared_state
 from . import run_checkpoints
+from .callbacks import Evaluate, Hook, Log, Rank0Hooks, Routing, Sample, Save, TensorBoard
 from .history import training_log
-from .hooks import Evaluate, Hook, Log, Rank0Hooks, Routing, Sample, Save, TensorBoard
-from .plan import RunPlan, plan_run
 from .prepare import RunData, base_of, build, digest, run_data
 from .processes import (
     check,
@@ -49,6 +48,7 @@ from .progress import Live
 from .report import draw, duration
 from .resume import is_stale, must_be_same, restore_newest
 from .run_config import Run
+from .run_plan import RunPlan, plan_run
 from .signals import Signals, lock
 
 MANY_EPOCHS = 20  # times over the text, from which on validation soon rises again

@@ -19,16 +19,16 @@ from ..core.memory import gibibytes
 from ..core.nn import build_model
 from ..core.training.batches import Batch, Batches
 from ..core.training.validation import every_token_once
-from ..formats import lora, resolve
+from ..formats import resolve, tuning
 from ..formats.checkpoint import Checkpoint
 from ..formats.data import Shards, shards_under, split_corpus, spread_corpus, tokenise
 from ..formats.data import find as find_corpus
 from ..scale.mesh import ALONE, Mesh
 from ..tasks.encoded import encode
 from ..tasks.example_batches import ExampleBatches, each_once
-from .plan import RunPlan
 from .prepared import Prepared, prepared_alike
 from .run_config import Data, Run
+from .run_plan import RunPlan
 
 MAX_PIECES = 10  # of a text whose validation is spread, each at least PIECE_ROWS contexts long
 PIECE_ROWS = 16
@@ -68,9 +68,9 @@ def build(
         else (f"{name} has no weights for {', '.join(drawn)}:")
     )
     notes = [f"{why} drawn anew."] if drawn else []
-    lora.tune(loaded.model, tune, loaded.new, seed)
+    tuning.tune(loaded.model, tune, loaded.new, seed)
     if not full_tune:
-        moving = sum(weight.numel() for _, weight in lora.trained(loaded.model))
+        moving = sum(weight.numel() for _, weight in tuning.trained(loaded.model))
         notes.append(
             f"{type(tune).__name__} trains {moving:,} weights; the others stay as they are."
         )

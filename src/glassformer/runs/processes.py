@@ -15,18 +15,18 @@ from ..core.config.run import Muon, Train
 from ..core.errors import UserError, mute, need, note
 from ..core.training.causal import Causal
 from ..formats.tokenizer_forms import from_json
-from ..scale import experts, pipeline, ring, tensor
+from ..scale import expert_parallel, pipeline, ring, tensor
 from ..scale.layout import Layout, pieces_for
 from ..scale.mesh import Mesh, has_agent, peer_loss, restarts
 from ..scale.parallel import AXES
 from ..tasks.objectives import Prefix
 from . import run_checkpoints
-from .plan import RunPlan
 from .resume import previous_run
 from .run_config import Run
+from .run_plan import RunPlan
 
 INNER = tuple(axis for axis in AXES if axis not in ("data", "replicate"))
-CHECKS = {"pipeline": pipeline.check, "tensor": tensor.check, "expert": experts.check}
+CHECKS = {"pipeline": pipeline.check, "tensor": tensor.check, "expert": expert_parallel.check}
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from ..core.config import serial
 from ..core.config.run import Constant, InverseSqrt, Train
 from ..core.errors import UserError, need
 from ..core.training.loop import State
-from ..scale.shared import mesh_of
+from ..scale.shared_batches import mesh_of
 from . import run_checkpoints
 from .run_config import Run
 

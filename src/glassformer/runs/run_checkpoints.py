@@ -24,12 +24,12 @@ from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.training.loop import State
 from ..families.differences import differences
-from ..formats import lora, store
+from ..formats import store, tuning
 from ..formats.checkpoint import ANOTHER, SUMS, Checkpoint, verify
 from ..scale import shares
 from ..scale.place import share_of
 from ..scale.shard import cuts_of, place_in
-from ..scale.shared import mesh_of
+from ..scale.shared_batches import mesh_of
 
 STEP = re.compile(r"step-(\d{6,})")
 NUMBERS = ("step", "tokens", "skipped_in_a_row", "best_step", "frozen_digest")
@@ -60,7 +60,7 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
                 "base": state.base_model,
                 "source_tokenizer": source_tokenizer,
             }
-            joined = [name for name, _ in lora.trained(state.model)] if state.base_model else []
+            joined = [name for name, _ in tuning.trained(state.model)] if state.base_model else []
             with (
                 shares.gathered_weights(state.model, joined, mesh),
                 shares.uncut(state.model, mesh) as filled,
@@ -71,9 +71,9 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
             numbers = {name: getattr(state, name) for name in NUMBERS}
             numbers["best"] = state.best if math.isfinite(state.best) else None
             numbers["batches"] = state.batches.state()
-            if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
+            if tuning.adapted(state.model):  # an adapter's own file names its tensors as others do
                 cuts = cuts_of(state.model)
-                for name, weight in lora.trained(state.model):
+                for name, weight in tuning.trained(state.model):
                     tensors[f"weight:{name}"] = (
                         share_of(weight, mesh, cuts.get(name)) or weight.detach()
                     )
@@ -146,7 +146,7 @@ def restore(path: Path, state: State) -> dict[str, Any]:
         weight_files = tensorfiles.open_files(path)
         weights = {name: (weight_files, name) for name in weight_files.entries}
     parameters: dict[str, Any] = dict(
-        state.model.named_parameters() if state.base_model is None else lora.trained(state.model)
+        state.model.named_parameters() if state.base_model is None else tuning.trained(state.model)
     )
     places = {name: place_in(state.model, name, mesh) for name in parameters}
     model_shapes = {

@@ -3,7 +3,7 @@
 mesh         who takes part: ranks, axes, groups, and what they tell each other
 collectives  what they tell each other within a pass, with its gradient
 tensor       the tensor axis: each process holds a part of each matrix, by one table over config types
-experts      the expert axis: each process holds some experts of every mixture, and tokens travel to them
+expert_parallel  the expert axis: each process holds some experts of every mixture, and tokens travel to them
 ring         the context axis: each process holds some columns of a row, keys and values travel round
 prefill      a long prompt read on the context axis, for one process to go on from
 """

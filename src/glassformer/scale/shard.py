@@ -22,7 +22,7 @@ from ..core import config
 from ..core.memory import available_memory
 from ..core.nn import build_model
 from ..core.nn.build import build
-from . import experts, pipeline, tensor
+from . import expert_parallel, pipeline, tensor
 from .mesh import Mesh
 from .place import Cut, TensorBox, place_of
 from .windows import WeightWindow
@@ -46,7 +46,7 @@ def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = Tr
     if mesh.extent("tensor") > 1:
         model.cuts = tensor.split_model(model, mesh.group("tensor"))  # type: ignore[arg-type, assignment]
     if mesh.extent("expert") > 1:
-        model.cuts = experts.split_model(model, mesh.group("expert"))  # type: ignore[arg-type, assignment]
+        model.cuts = expert_parallel.split_model(model, mesh.group("expert"))  # type: ignore[arg-type, assignment]
     tables = {name for name, cut in cuts_of(model).items() if cut.axis == "expert"}
     fsdp: Any = importlib.import_module("torch.distributed.fsdp")
     meshes: Any = importlib.import_module("torch.distributed.device_mesh")

@@ -3,8 +3,8 @@
 app            routes, openapi.json             schemas     request bodies and their fields
 completions    texts continued                 chat        conversations
 grammars       answers held to a schema
-metrics        counters and histograms
-registry       models with their engines; texts as ids, off the event loop; a request to a model
+prometheus     counters and histograms
+served_models  models with their engines; texts as ids, off the event loop; a request to a model
 inspecting     a look inside                   encoding    vectors, ranks, labels
 searching      blanks, translations            server      connections, signals, the process
 

@@ -19,16 +19,16 @@ from typing_extensions import TypedDict
 from ..core.errors import UserError
 from ..core.files import JsonObject
 from . import encoding, searching
+from .asgi.body_errors import field_error
 from .asgi.limits import LONGEST_NAME, MOST_TOKENS
 from .asgi.replies import HttpError, RequestMiddleware, handle_error, json_response
 from .asgi.security import Guard, check_key
-from .asgi.validation import field_error
 from .chat import ChatAnswer, ChatRequest, Messages, chat, encode_messages
 from .completions import CompletionAnswer, complete
 from .inspecting import Inspection, InspectRequest, inspect
-from .metrics import Metrics
-from .registry import Context, Registry, ServedModel, check_count, check_ids, endpoint
+from .prometheus import Metrics
 from .schemas import CompletionRequest, Ids, ModelRequest
+from .served_models import Context, Registry, ServedModel, check_count, check_ids, endpoint
 
 ERRORS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 HINT = "use its IP address, 127.0.0.1 or localhost, or start it with --allow-host NAME"

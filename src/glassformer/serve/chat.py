@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from ..core.files import JsonObject
+from .asgi.body_errors import field_error
 from .asgi.limits import MOST_MESSAGES
 from .asgi.replies import EventStream, refuse
-from .asgi.validation import field_error
 from .completions import (
     AnswerHead,
     Choice,
@@ -24,8 +24,8 @@ from .completions import (
     engine_request,
 )
 from .inspecting import Inspection
-from .registry import Context, ServedModel
 from .schemas import Count, GenerationRequest, Logprobs, Name, RequestBody, example
+from .served_models import Context, ServedModel
 
 
 class MessagePart(RequestBody):

@@ -25,7 +25,7 @@ from typing_extensions import TypedDict
 
 from ..core.errors import need
 from ..core.files import JsonObject
-from ..core.generation.loop import Likely
+from ..core.generation.decode_loop import Likely
 from ..core.generation.sample import Sampling
 from ..core.tokenizer import Tokenizer
 from . import grammars
@@ -33,8 +33,8 @@ from .asgi.limits import MOST_CONTINUATIONS
 from .asgi.replies import EventStream, format_event, refuse
 from .engine import Event, Request, RequestHandle, Usage
 from .inspecting import Inspection, Inspector, with_inspection
-from .registry import Context, check_ids
 from .schemas import CompletionRequest, GenerationRequest
+from .served_models import Context, check_ids
 
 Finish = Literal["stop", "length"]
 

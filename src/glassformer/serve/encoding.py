@@ -21,8 +21,8 @@ from .asgi.limits import MOST_TEXTS, MOST_TOKENS
 from .asgi.replies import HttpError, refuse
 from .engine import Encode
 from .engine.sequence import Encoded
-from .registry import Context, ServedModel, check_ids
 from .schemas import JsonInt, ModelRequest, TextOrTexts, Texts, Words, example
+from .served_models import Context, ServedModel, check_ids
 
 Text = str | list[int] | tuple[str, str]
 Rows = list[tuple[list[int], list[int]]]  # ids and segments

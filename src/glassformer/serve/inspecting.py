@@ -30,8 +30,8 @@ from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
 from .engine.recording import SQUARE, concatenate, token_axis
 from .engine.sequence import first_outside
-from .registry import Context, ServedModel
 from .schemas import InspectNames, InspectOptions, Positions, Texts, example
+from .served_models import Context, ServedModel
 
 V = TypeVar("V")
 MAX_COMPUTED = 1 << 26  # numbers that a pass may keep

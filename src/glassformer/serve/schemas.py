@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from .asgi.body_errors import field_error, is_ids
 from .asgi.limits import (
     LONGEST_NAME,
     LONGEST_STOP,
@@ -31,7 +32,6 @@ from .asgi.limits import (
     MOST_TEXTS,
     MOST_TOKENS,
 )
-from .asgi.validation import field_error, is_ids
 
 TYPO_SIMILARITY = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
 IGNORED_FIELDS = """

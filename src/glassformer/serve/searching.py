@@ -18,7 +18,6 @@ from .asgi.replies import refuse
 from .encoding import ListAnswer, list_answer
 from .engine import Encode, Request
 from .inspecting import Inspection, run_inspection
-from .registry import Context
 from .schemas import (
     InspectOptions,
     JsonInt,
@@ -29,6 +28,7 @@ from .schemas import (
     TopCount,
     example,
 )
+from .served_models import Context
 
 Beams = Annotated[JsonInt, Field(ge=1, le=32)]
 

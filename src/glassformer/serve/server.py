@@ -24,7 +24,7 @@ from .asgi.limits import (
     WRITE_SECONDS,
 )
 from .asgi.security import LOOPBACK, is_loopback
-from .registry import Registry
+from .served_models import Registry
 
 
 class TimedProtocol(H11Protocol):

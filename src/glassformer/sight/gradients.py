@@ -25,7 +25,7 @@ from ..core.nn import Model
 from ..core.nn.model import inference
 from . import passes, streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
-from .figures.progress import Progress, Report
+from .figures.progress_bar import Progress, Report
 from .figures.shown import Records, Shown
 from .looking import Edits, Text
 from .recorded import record

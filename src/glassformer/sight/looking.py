@@ -21,7 +21,7 @@ from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
 from ..core.tokenizer.framing import document_start, source_frame, target_start
-from . import passes, tables
+from . import passes, text_table
 from .labels import display_texts, token_record
 from .reading import Edits as Edits
 from .reading import Reading, apply, as_edit_list, one_token
@@ -289,7 +289,7 @@ def describe(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
         numbers = (_short(entry[name]) for name in STATISTICS)
         rows.append((entry["path"], shape, *numbers, " ".join(map(_short, entry["first"]))))
     heading = ("path", "shape", *STATISTICS, "first values")
-    return tables.lines(rows, heading, left_columns=(0, len(heading) - 1))
+    return text_table.lines(rows, heading, left_columns=(0, len(heading) - 1))
 
 
 def to_dict(values: Mapping[str, Tensor]) -> JsonObject:

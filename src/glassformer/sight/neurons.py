@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from ..core.errors import UserError, need
 from ..core.files import JsonObject
 from ..core.nn import Model, Tape
-from . import passes, streams, tables
-from .figures.progress import Progress, Report
+from . import passes, streams, text_table
+from .figures.progress_bar import Progress, Report
 from .looking import matching
 from .reading import Shapes, one_token
 from .recording.outside import readable
@@ -73,7 +73,7 @@ class Neuron:
     def table(self) -> list[str]:
         """The places as lines, values rounded to four places, each token between « and »."""
         rows = [(f"{hit.value:.4f}", f"{hit.row}:{hit.position}", _line(hit)) for hit in self.hits]
-        return tables.lines(rows, (self.what, "row:token", "text"), left_columns=(2,))
+        return text_table.lines(rows, (self.what, "row:token", "text"), left_columns=(2,))
 
 
 def _line(hit: Hit) -> str:

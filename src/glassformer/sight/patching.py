@@ -30,7 +30,7 @@ from . import passes, streams
 from .axes import HEADED
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.drawing import Array
-from .figures.progress import Progress, Report
+from .figures.progress_bar import Progress, Report
 from .figures.shown import Records, Shown
 from .looking import Text
 from .reading import shapes_of

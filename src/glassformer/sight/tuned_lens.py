@@ -32,7 +32,7 @@ from ..core.nn import Model, lora
 from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Curves, Prose
-from .figures.progress import Progress
+from .figures.progress_bar import Progress
 from .figures.shown import Records, Shown
 
 FORMAT = "glassformer tuned lens 1"

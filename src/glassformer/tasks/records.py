@@ -20,8 +20,8 @@ from typing import Any
 from ..core.config.objective import Objective
 from ..core.config.serial import members
 from ..core.errors import UserError, nearest, need
+from ..formats.data.catalog import locate
 from ..formats.data.corpus import nearest_name
-from ..formats.data.registry import locate
 from ..formats.data.text_streams import (
     DAMAGE,
     binary,

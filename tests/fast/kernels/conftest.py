@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glassformer.fast.kernels import use
-from glassformer.fast.kernels.library import BUILDS, builds
+from glassformer.fast.kernels.shared_library import BUILDS, builds
 
 
 @pytest.fixture(params=[*BUILDS, "torch"])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.fast.kernels.library import builds
+from glassformer.fast.kernels.shared_library import builds
 
 TESTS = Path(__file__).parents[2]
-FILES = [f"fast/kernels/test_{name}.py" for name in ("products", "pages", "stack")]
+FILES = [f"fast/kernels/test_{name}.py" for name in ("matrices", "pages", "stack")]
 
 
 @pytest.mark.parametrize("side", ["end", "front"])

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import kernel_reference as reference
 from glassformer.core.nn.layers import ACTIVATIONS
 from glassformer.fast.kernels import stack
-from glassformer.fast.kernels.library import has
+from glassformer.fast.kernels.shared_library import has
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -82,7 +82,7 @@ def served_at(*folders: Path, run: Path | None = None) -> Iterator[str]:
 
     import served
     from glassformer.serve.asgi.security import LOOPBACK
-    from glassformer.serve.page.app import application
+    from glassformer.serve.page.routes import application
 
     listening = socket.create_server(("127.0.0.1", 0))
     individual = application(served.page(*folders, run=run), frozenset(LOOPBACK))

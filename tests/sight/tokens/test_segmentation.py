@@ -14,9 +14,9 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_forms import from_json
-from glassformer.sight.tokens.display import steps
 from glassformer.sight.tokens.segmentation import Match, Merge, Tracer, WordTrace, trace
 from glassformer.sight.tokens.segmentation import Path as Way
+from glassformer.sight.tokens.steps import steps
 
 TEXTS = ("tinyshakespeare/input.txt", "multi30k/train.de", "multi30k/train.en")
 TRAINED = ["a glass house, a glass roof, houses of glass and stone"] * 5

@@ -61,7 +61,7 @@ export function uniforms(seed: number, count: number): Float32Array {
   return out;
 }
 
-/** The luck of every step that follows a prompt (generation/loop.py). */
+/** The luck of every step that follows a prompt (generation/decode_loop.py). */
 export function luck(seed: number, prompt: readonly number[], count: number, among = 0): Float32Array {
   const ids = prompt.length === 1 ? `(${prompt[0]},)` : `(${prompt.join(", ")})`;
   const hash = sha256(new TextEncoder().encode(`${seed} ${among} ${ids}`));

@@ -20,8 +20,8 @@ from ..errors import need
 from ..nn import Model
 from ..nn.edited import ModelEdit, edited
 from ..nn.finite import must_be_finite
+from .decode_loop import Finish
 from .generating import starts_and_sources
-from .loop import Finish
 from .prompt import Prompt, Start, end_tokens
 from .session import Session
 

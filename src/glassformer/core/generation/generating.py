@@ -11,7 +11,7 @@ from .. import config
 from ..errors import UserError, need
 from ..nn import Model
 from ..nn.edited import ModelEdit, edited
-from .loop import Row, Step, steps
+from .decode_loop import Row, Step, steps
 from .prompt import Prompt, Start, encode, end_tokens, first_tokens
 from .sample import Sampling
 from .session import Reader, Session

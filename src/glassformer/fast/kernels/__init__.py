@@ -13,10 +13,9 @@ with the same bits. Each C file has its readable counterpart in ``reference``, w
 bit for bit.
 """
 
-from .library import features, path, reason, use
+from .matrices import GROUP, Packed, matmul, pack_bf16, pack_fp32, pack_int4, pack_int8
 from .pages import PAGE, Pages, paged_attention
-from .products import matmul
-from .weights import GROUP, Packed, pack_bf16, pack_fp32, pack_int4, pack_int8
+from .shared_library import features, path, reason, use
 
 __all__ = [
     "GROUP",

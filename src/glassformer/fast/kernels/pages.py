@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .library import LARGE, function, large_pages, path
+from .shared_library import LARGE, function, large_pages, path
 
 PAGE = 32
 CHUNK = 512  # keys whose part of the result is computed apart

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .library import function, path
+from .matrices import Packed, scratch
 from .pages import CHUNK, Pages
-from .products import scratch
-from .weights import Packed
+from .shared_library import function, path
 
 ACTIVATIONS = ("relu", "relu2", "gelu_tanh", "silu")
 KINDS = ("int8", "int4", "bf16", "fp32")

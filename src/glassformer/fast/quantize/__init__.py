@@ -8,5 +8,5 @@ report = quantize_model(model, Layout(bits=4), text)
 from ..quantized import QuantizedLayout as QuantizedLayout
 from .calibration import Text as Text
 from .display import picture as picture
+from .quantization_report import QuantizationReport as QuantizationReport
 from .quantizing import quantize_model as quantize_model
-from .report import QuantizationReport as QuantizationReport

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...core.errors import UserError
-from .report import Effect, MatrixReport, QuantizationReport
+from .quantization_report import Effect, MatrixReport, QuantizationReport
 
 Lines = list[tuple[str, ...]]
 """The heads of some columns, then a line for each row."""

@@ -13,7 +13,7 @@ from ...core.nn.replace import replace_parameter
 from .. import quantized, rounding
 from .calibration import Gram, Progress, Text, grams
 from .gptq import calibrated
-from .report import (
+from .quantization_report import (
     Answers,
     Effect,
     MatrixReport,

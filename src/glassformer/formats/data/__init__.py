@@ -9,16 +9,16 @@ from ...core.files import lazily
 
 if TYPE_CHECKING:
     from ...core.training.shards import Shards
+    from .catalog import corpora, find
     from .corpus import Source
-    from .registry import corpora, find
     from .splits import split_corpus, spread_corpus
     from .tokenising import shards_under, tokenise
 
 _HOME = {
     "Shards": "...core.training.shards",
     "Source": ".corpus",
-    "corpora": ".registry",
-    "find": ".registry",
+    "corpora": ".catalog",
+    "find": ".catalog",
     "split_corpus": ".splits",
     "spread_corpus": ".splits",
     "tokenise": ".tokenising",

@@ -12,8 +12,8 @@ every text gets `length` new tokens, and none ends early.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 7.2
 HINTS = (
@@ -123,15 +123,15 @@ def check(learner: Any, report: CheckReport) -> None:
 
     from glassformer.core.generation.beam import beam
 
-    model, tokenizer = models.real()
-    ids = tokenizer.encode(models.PROMPT)
+    model, tokenizer = real_model.real()
+    ids = tokenizer.encode(real_model.PROMPT)
 
     @torch.no_grad()
     def logits_after(tokens: list[int]) -> Tensor:
         return model(torch.tensor([ids + list(tokens)]), logits="last").logits[0, -1]
 
     reference = beam(
-        model, tokenizer, models.PROMPT, beams=4, best=1, length_penalty=0.0, max_new=8, eos=()
+        model, tokenizer, real_model.PROMPT, beams=4, best=1, length_penalty=0.0, max_new=8, eos=()
     )[0][0]
     total, tokens = learner.beam_search(logits_after, 4, 8)[0]
     report.equal("what your search finds in the real model", list(tokens), reference.tokens)

@@ -12,8 +12,8 @@ frequent take the one that comes first in the alphabet: `min` over (-count, pair
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 1.1
 HINTS = (
@@ -108,7 +108,7 @@ def check(learner: Any, report: CheckReport) -> None:
 
     import json
 
-    _, tokenizer = models.real()
+    _, tokenizer = real_model.real()
     pairs = [tuple(pair) for pair in json.loads(tokenizer.to_json())["model"]["merges"]]
     sentences = [
         "The cat sat on the mat because it was tired",

@@ -12,8 +12,8 @@ i stands at place S - T + i.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 4.2
 HINTS = (
@@ -64,13 +64,13 @@ def check(learner: Any, report: CheckReport) -> None:
         "the third word sees three, the first sees one; one query after a cache of 6 sees all 7"
     )
 
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
 
     def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         mask = learner.causal_mask(q.shape[1], k.shape[1])
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     name = "the text that our model writes with your mask"
-    with report.same(name, lambda: models.greedy(model, tokenizer)):
-        models.attend_with(model, attend)
+    with report.same(name, lambda: real_model.greedy(model, tokenizer)):
+        real_model.attend_with(model, attend)
     report.say("in the real model the same text")

@@ -10,8 +10,8 @@ Query head h reads key-value head h // (H / K): neighbours share.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 9.1
 HINTS = (
@@ -59,18 +59,18 @@ def check(learner: Any, report: CheckReport) -> None:
         "8 heads over 2, 6 over 3, 4 over 1 (multi-query) and 4 over 4 (multi-head): all right"
     )
 
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
     # as a trained model is converted: the mean of a group's heads
-    for module in models.attentions(model):
+    for module in real_model.attentions(model):
         d = module.head_dim
         for linear in (module.k, module.v):
             heads = linear.weight.detach().view(2, -1, d, linear.weight.shape[1])
             linear.weight = nn.Parameter(heads.mean(1).flatten(0, 1))
         module.kv_heads = 2
     with report.same(
-        "the text with your attention", lambda: models.greedy(model, tokenizer)
+        "the text with your attention", lambda: real_model.greedy(model, tokenizer)
     ) as text:
-        models.attend_with(model, learner.grouped)
+        real_model.attend_with(model, learner.grouped)
     report.say(
         f"in the real model, its 4 key-value heads made 2 by their means, the same text: {text!r}"
     )

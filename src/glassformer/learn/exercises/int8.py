@@ -11,8 +11,8 @@ A quarter of the memory, and the error is known. A row of zeros must not divide 
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 12.1
 HINTS = (
@@ -102,9 +102,9 @@ def check(learner: Any, report: CheckReport) -> None:
 
     from glassformer.core.nn.layers import Linear
 
-    model, tokenizer = models.real()
-    ids = torch.tensor([tokenizer.encode(". ".join(models.texts()))])
-    before = models.next_token_loss(model, ids).item()
+    model, tokenizer = real_model.real()
+    ids = torch.tensor([tokenizer.encode(". ".join(real_model.texts()))])
+    before = real_model.next_token_loss(model, ids).item()
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     for module in layers:
         weight = module.weight.detach()
@@ -116,7 +116,7 @@ def check(learner: Any, report: CheckReport) -> None:
         )
         weight.copy_(again)
     size = sum(module.weight.numel() for module in layers)
-    after = models.next_token_loss(model, ids).item()
+    after = real_model.next_token_loss(model, ids).item()
     report.true(
         after < before + 0.05,
         f"The loss of the real model goes from {before:.4f} to {after:.4f} with your codes.",
@@ -125,4 +125,4 @@ def check(learner: Any, report: CheckReport) -> None:
         f"in the real model {len(layers)} matrices: {4 * size:,} bytes become {size:,}, loss "
         f"{before:.4f} becomes {after:.4f}"
     )
-    report.say(f"it writes {models.greedy(model, tokenizer)!r}")
+    report.say(f"it writes {real_model.greedy(model, tokenizer)!r}")

@@ -14,8 +14,8 @@ often your keys were laid anew.
 from itertools import pairwise
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 7.3
 HINTS = (
@@ -113,7 +113,7 @@ def check(learner: Any, report: CheckReport) -> None:
     )
     report.say(f"200 tokens one by one: the keys were laid anew {laid} times")
 
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
 
     class Yours(KV):
         def __init__(self, slots: Any) -> None:
@@ -129,7 +129,7 @@ def check(learner: Any, report: CheckReport) -> None:
         cache.layers = [(Yours(kv.slots), cross) for kv, cross in cache.layers]
         return cache
 
-    prompt = tokenizer.encode(". ".join(models.texts()))[:150]
+    prompt = tokenizer.encode(". ".join(real_model.texts()))[:150]
     count = 40
 
     @torch.no_grad()

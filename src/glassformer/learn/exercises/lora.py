@@ -12,8 +12,8 @@ something to learn from. Only A and B get gradients. What is learnt goes into th
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 8.3
 HINTS = (
@@ -107,7 +107,7 @@ def check(learner: Any, report: CheckReport) -> None:
 
     from glassformer.core.nn.layers import Linear
 
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
     model.requires_grad_(False)
     total = sum(weight.numel() for weight in model.parameters())
     layers = {
@@ -126,19 +126,19 @@ def check(learner: Any, report: CheckReport) -> None:
             return self.of(x)
 
     name = "the text with your layers before training"
-    with report.same(name, lambda: models.greedy(model, tokenizer)):
+    with report.same(name, lambda: real_model.greedy(model, tokenizer)):
         for path, layer in layers.items():
             model.set_submodule(path, Beside(layer))
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
-    ids = torch.tensor([tokenizer.encode(". ".join(models.texts()))])
-    fell = models.optimise(trainable, lambda: models.next_token_loss(model, ids), 12, 0.02)
+    ids = torch.tensor([tokenizer.encode(". ".join(real_model.texts()))])
+    fell = real_model.optimise(trainable, lambda: real_model.next_token_loss(model, ids), 12, 0.02)
     report.true(
         fell[-1] < 0.9 * fell[0],
         f"12 steps on a few sentences: the loss goes from {fell[0]:.3f} to {fell[-1]:.3f}.",
     )
     few = sum(weight.numel() for weight in trainable)
     name = "the logits with your changes in the matrices"
-    with report.same(name, lambda: models.logits(model, ids[:, :40]), tolerance=1e-3):
+    with report.same(name, lambda: real_model.logits(model, ids[:, :40]), tolerance=1e-3):
         for path, layer in layers.items():
             outputs, inputs = layer.merged().shape
             merged = Linear(inputs, outputs, bias=False)

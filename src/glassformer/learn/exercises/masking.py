@@ -16,8 +16,8 @@ above, and stays in between.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 8.2
 HINTS = (
@@ -93,14 +93,14 @@ def check(learner: Any, report: CheckReport) -> None:
     report.equal("what is shown", result[0], inputs, slips=slips)
     report.say(f"{int(chosen.sum())} tokens are chosen and shown as they should be")
 
-    lines = [line.split() for line in models.texts()]
+    lines = [line.split() for line in real_model.texts()]
     words = ["[MASK]", "[PAD]", *sorted({word for line in lines for word in line})]
     longest = max(map(len, lines))
     rows = torch.tensor(
         [[words.index(w) for w in [*line, *["[PAD]"] * (longest - len(line))]] for line in lines]
     )
     padding = rows == 1
-    model = models.encoder(len(words)).train()
+    model = real_model.encoder(len(words)).train()
     pos = torch.arange(longest).expand_as(rows).where(~padding, torch.tensor(-1))
 
     def loss() -> Tensor:
@@ -110,7 +110,7 @@ def check(learner: Any, report: CheckReport) -> None:
         logits = model(inputs, pos=pos).logits.flatten(0, 1)
         return torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-1)
 
-    losses = torch.tensor(models.optimise(model.parameters(), loss, 60, 3e-3))
+    losses = torch.tensor(real_model.optimise(model.parameters(), loss, 60, 3e-3))
     first, last = losses[:5].mean(), losses[-10:].mean()
     report.true(
         last < 0.8 * first,

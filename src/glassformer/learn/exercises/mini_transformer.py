@@ -17,8 +17,8 @@ Adam with the mask and the tied head, 12.4078, 8.8194, 6.9047, 5.6511, 4.8191.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 8.1
 SECONDS = 40
@@ -165,7 +165,7 @@ def check(learner: Any, report: CheckReport) -> None:
         "(published: 4.22294)"
     )
 
-    text = ". ".join(models.texts())
+    text = ". ".join(real_model.texts())
     letters = sorted(set(text))
     ids = torch.tensor([letters.index(letter) for letter in text])
     batches = [

@@ -15,8 +15,8 @@ Weights are (outputs, inputs), as PyTorch keeps them: x goes through them by `x 
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 5.1
 HINTS = (
@@ -97,7 +97,7 @@ def check(learner: Any, report: CheckReport) -> None:
     report.equal("multi_head(x, ...)", out, right, slips=slips)
     report.say(f"{heads} heads of width {C // heads}: every number is right")
 
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
 
     def by_learner(module: Any) -> Any:
         def forward(x: Tensor, flow: Any, position: Any, kv: Any = None) -> Tensor:
@@ -111,7 +111,7 @@ def check(learner: Any, report: CheckReport) -> None:
         return forward
 
     name = "the text that our model writes with your heads"
-    with report.same(name, lambda: models.greedy(model, tokenizer)) as text:
-        for module in models.attentions(model):
+    with report.same(name, lambda: real_model.greedy(model, tokenizer)) as text:
+        for module in real_model.attentions(model):
             module.forward = by_learner(module)
     report.say(f"in the real model, 4 blocks of 4 heads, the same text: {text!r}")

@@ -12,8 +12,8 @@ entries n, not by n - 1. eps keeps a vector of zeros from becoming 0 / 0.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 5.2
 HINTS = (
@@ -91,24 +91,24 @@ def check(learner: Any, report: CheckReport) -> None:
 
     from glassformer.core.nn.layers import LayerNorm, RMSNorm
 
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
 
     def rms(of: Any) -> Any:
         gain = torch.ones(of.shape) if of.weight is None else of.weight.detach()
-        return models.FunctionModule(lambda x: learner.rms_norm(x, gain, of.eps))
+        return real_model.FunctionModule(lambda x: learner.rms_norm(x, gain, of.eps))
 
     name = "the text that our model writes with your rms_norm"
-    with report.same(name, lambda: models.greedy(model, tokenizer)) as text:
-        count = models.replace(model, RMSNorm, rms)
+    with report.same(name, lambda: real_model.greedy(model, tokenizer)) as text:
+        count = real_model.replace(model, RMSNorm, rms)
     report.say(f"in the real model, all {count} norms by your function, the same text: {text!r}")
-    model = models.translator()
+    model = real_model.translator()
     tokens = report.randint(0, 50, (2, 7))
 
     def layer(of: Any) -> Any:
         weights = of.weight.detach(), of.bias.detach()
-        return models.FunctionModule(lambda x: learner.layer_norm(x, *weights, of.eps))
+        return real_model.FunctionModule(lambda x: learner.layer_norm(x, *weights, of.eps))
 
     name = "the logits of the 2017 model with your layer_norm"
-    with report.same(name, lambda: models.logits(model, tokens, tokens)):
-        count = models.replace(model, LayerNorm, layer)
+    with report.same(name, lambda: real_model.logits(model, tokens, tokens)):
+        count = real_model.replace(model, LayerNorm, layer)
     report.say(f"and the {count} LayerNorms of the 2017 encoder-decoder: the same logits")

@@ -16,8 +16,8 @@ Write it with products and exp, or with what PyTorch has: only the numbers count
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 4.1
 HINTS = (
@@ -125,7 +125,7 @@ def check(learner: Any, report: CheckReport) -> None:
         "a key that may not be seen has the weight 0 however low the scores of the others are"
     )
 
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
 
     def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         return torch.stack(
@@ -133,6 +133,6 @@ def check(learner: Any, report: CheckReport) -> None:
         )
 
     name = "the text that our model writes with your attention in it"
-    with report.same(name, lambda: models.greedy(model, tokenizer)) as text:
-        models.attend_with(model, attend)
+    with report.same(name, lambda: real_model.greedy(model, tokenizer)) as text:
+        real_model.attend_with(model, attend)
     report.say(f"in the real model, all 16 heads by your function, the same text: {text!r}")

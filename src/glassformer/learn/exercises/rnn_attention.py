@@ -14,8 +14,8 @@ it is the same thought: W_s s is a query, W_h h_j a key, h_j the value.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 2.2
 HINTS = (
@@ -98,7 +98,7 @@ def check(learner: Any, report: CheckReport) -> None:
     )
     report.say("the weights of 4 words and 2 places of padding, and the context, are right")
 
-    model = models.recurrent()
+    model = real_model.recurrent()
     tokens, target = report.randint(0, 50, (2, 7)), report.randint(0, 50, (2, 5))
     pos = torch.arange(7).repeat(2, 1)
     pos[1, 4:] = -1  # the second source is shorter

@@ -13,8 +13,8 @@ The first pair turns by one radian a place, the last ones hardly at all.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 3.2
 HINTS = (
@@ -70,10 +70,10 @@ def check(learner: Any, report: CheckReport) -> None:
         report.call(learner.rotate, rotate, x, places, value, name=name, slips=slips)
     report.say("every pair is turned by its own angle, so a score depends on the distance alone")
 
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
     position = model.decoder.position
     name = "the text that our model writes with your rotation"
-    with report.same(name, lambda: models.greedy(model, tokenizer)) as text:
+    with report.same(name, lambda: real_model.greedy(model, tokenizer)) as text:
         position.rotate = lambda x, flow: learner.rotate(x[0], flow.pos[0], position.theta)[None]
     report.say(
         f"in the real model, queries and keys of 4 blocks turned by you, the same text: {text!r}"

@@ -13,8 +13,8 @@ Each expert should see only the tokens that chose it: that is what makes it chea
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 10.1
 HINTS = (
@@ -121,7 +121,7 @@ def check(learner: Any, report: CheckReport) -> None:
     from glassformer import config as c
     from glassformer.core.nn.experts import MoE
 
-    model = models.decoder(c.MoE(4, 2, c.GatedMLP(32)))
+    model = real_model.decoder(c.MoE(4, 2, c.GatedMLP(32)))
     tokens = report.randint(0, 50, (2, 9))
 
     def routed(module: MoE) -> Any:
@@ -134,7 +134,7 @@ def check(learner: Any, report: CheckReport) -> None:
         return forward
 
     name = "the logits of a Mixtral of 4 experts with your router"
-    with report.same(name, lambda: models.logits(model, tokens)):
+    with report.same(name, lambda: real_model.logits(model, tokens)):
         for module in model.modules():
             if isinstance(module, MoE):
                 module.forward = routed(module)

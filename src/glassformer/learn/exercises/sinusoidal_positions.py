@@ -14,8 +14,8 @@ pair (sin, cos) turns.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 3.1
 HINTS = (
@@ -64,10 +64,10 @@ def check(learner: Any, report: CheckReport) -> None:
     report.equal(name, learner.positions(length, dim), right, tolerance=1e-3, slips=slips)
     report.say("every number is right")
 
-    model = models.translator()
+    model = real_model.translator()
     source, target = report.randint(0, 50, (2, 9)), report.randint(0, 50, (2, 6))
     name = "the logits of the 2017 encoder-decoder with your positions"
-    with report.same(name, lambda: models.logits(model, source, target)):
+    with report.same(name, lambda: real_model.logits(model, source, target)):
         for stack in (model.encoder, model.decoder):
             stack.position.embed = lambda x, flow: x + learner.positions(x.shape[1], x.shape[2])
     report.say("in the encoder-decoder of 2017 (2 + 2 blocks): the same logits")

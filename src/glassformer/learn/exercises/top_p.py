@@ -10,8 +10,8 @@ always kept, even at p = 0.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 7.1
 HINTS = (
@@ -74,12 +74,14 @@ def check(learner: Any, report: CheckReport) -> None:
 
     from glassformer.core.generation import generate, sample
 
-    model, tokenizer = models.real()
+    model, tokenizer = real_model.real()
     seed = report.random.randrange(1000)
 
     def text() -> str:
         return (
-            generate(model, tokenizer, models.PROMPT, max_new=20, top_p=0.9, seed=seed).run().text
+            generate(model, tokenizer, real_model.PROMPT, max_new=20, top_p=0.9, seed=seed)
+            .run()
+            .text
         )
 
     def rows(logits: Tensor, p: float) -> Tensor:

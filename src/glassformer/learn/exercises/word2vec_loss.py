@@ -12,8 +12,8 @@ batch's loss is the mean. For large negative x log(sigmoid(x)) must stay finite.
 
 from typing import Any
 
-from glassformer.learn import models
-from glassformer.learn.report import CheckReport
+from glassformer.learn import real_model
+from glassformer.learn.check_report import CheckReport
 
 ROAD = 2.1
 HINTS = (
@@ -64,7 +64,7 @@ def check(learner: Any, report: CheckReport) -> None:
     report.call(learner.loss, loss, *args, name=name, look=look)
     report.say("right on drawn vectors, and finite where a pair fits very badly")
 
-    lines = [line.split() for line in models.texts()]
+    lines = [line.split() for line in real_model.texts()]
     words = sorted({word for line in lines for word in line})
     pairs = [
         (words.index(word), words.index(line[at + by]))

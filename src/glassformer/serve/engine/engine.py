@@ -42,7 +42,7 @@ from ...sight.reading import one_token
 from .beam_search import BeamSearch
 from .encoder import check_encode, encode
 from .looks import prepare_looks
-from .memory import MemoryPlan, plan_memory
+from .page_memory import MemoryPlan, plan_memory
 from .runner import PagedRunner, logit_positions, record_scores, wants_scores
 from .scheduler import FairQueue, Scheduler
 from .sequence import (

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, must_be_known, need
 from ...core.generation.beam import Hypothesis, check_beams
-from ...core.generation.loop import Continuation, Likely
+from ...core.generation.decode_loop import Continuation, Likely
 from ...core.generation.sample import (
     Sampling,
     choose,

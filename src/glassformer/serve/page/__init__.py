@@ -1,15 +1,15 @@
 """The page in a browser (extra ``page``): a local server over traces, generation, tokenizers and
 running trainings.
 
-app        routes
+routes     routes
 fields     what requests hold
 models     the models that are offered, loaded when first asked for
 runs       traces that are kept, the latest
 measures   a model's heads, one word in two contexts
-wire       parts of a trace as safetensors, within a bound
-words      generation token by token, tokenizers, vocabularies
+tensors    parts of a trace as safetensors, within a bound
+generation  generation token by token, tokenizers, vocabularies
 events     training folders, read as they grow
-records    samples and expert loads that a training wrote
+run_records  samples and expert loads that a training wrote
 live       a trace as a widget in a notebook (extra ``live``), answered by the kernel
 
 Errors, streams and access control are those of the API: asgi.

@@ -25,7 +25,7 @@ from ...core.config.run import PAUSE, PAUSED, STOP
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ..asgi.replies import CancelCheck, format_event, not_found
-from . import records
+from . import run_records
 from .fields import PageFields, PauseFields, RunFields, SeriesFields
 from .models import ModelEntry, Models, unique_id
 from .tail import LogTail
@@ -125,8 +125,8 @@ class Trainings:
             "stopping": (path / STOP).is_file(),
             "pausing": pause_requested and paused_seconds is None,
             "paused": paused_seconds is not None and paused_seconds < IDLE_SECONDS,
-            "samples": records.size(path / records.SAMPLES),
-            "routing": records.size(path / records.ROUTING),
+            "samples": run_records.size(path / run_records.SAMPLES),
+            "routing": run_records.size(path / run_records.ROUTING),
             "checkpoints": [{"step": saved, "model": f"{name}@{saved}"} for saved in saved_steps],
         }
 
@@ -174,11 +174,11 @@ class Trainings:
 
     def samples(self, fields: PageFields, check: CancelCheck, name: str) -> list[JsonObject]:
         """Samples generated during the training."""
-        return records.samples(self._path(name))
+        return run_records.samples(self._path(name))
 
     def routing(self, fields: PageFields, check: CancelCheck, name: str) -> list[JsonObject]:
         """Expert routing of the validations."""
-        return records.routing(self._path(name))
+        return run_records.routing(self._path(name))
 
     def stop(self, fields: PageFields, check: CancelCheck, name: str) -> JsonObject:
         """Asks a running training, by a file in its folder, to save and end after the current

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from ...core.errors import need
-from ..asgi.validation import field_error, is_ids, validation_error
+from ..asgi.body_errors import field_error, is_ids, validation_error
 
 MAX_TEXT = 1 << 20  # characters of a text
 

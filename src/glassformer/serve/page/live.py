@@ -43,7 +43,7 @@ def live(trace: Trace, view: str = "playground", height: int = 640) -> Any:
         import anywidget
         import traitlets
 
-        from .app import Page, starlette_app
+        from .routes import Page, starlette_app
     except ImportError:
         raise UserError(MISSING) from None
     from ...formats.checkpoint import Checkpoint

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from ..reading import apply, tape_of
 from .base import Edit
-from .parsing import parse
+from .literals import parse
 from .parts import attn_off, expert_off, head_off, mlp_off, set_attention
-from .tokens import mask_token, swap_token
+from .token_edits import mask_token, swap_token
 from .values import patch, scale, set_value, steer
 
 __all__ = [

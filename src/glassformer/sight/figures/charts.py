@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .. import tables
+from .. import text_table
 from .drawing import (
     FAINT,
     FONT_SIZE,
@@ -117,7 +117,7 @@ class Heat:
             rows = [(name, *cells[low:high]) for name, cells in zip(self.rows, words, strict=True)]
             left_columns = range(high - low + 1) if left else (0,)
             heading = (corner, *self.columns[low:high])
-            blocks.append("\n".join(tables.lines(rows, heading, left_columns)))
+            blocks.append("\n".join(text_table.lines(rows, heading, left_columns)))
             low = high
         return "\n\n".join(blocks)
 
@@ -222,7 +222,7 @@ class TableFigure:
 
     def lines(self) -> list[str]:
         """For a terminal."""
-        return tables.lines(self.rows, self.heading, self.left)
+        return text_table.lines(self.rows, self.heading, self.left)
 
     def html(self) -> str:
         lines = []

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ...core.errors import UserError
 from ...core.files import JsonObject
-from .. import answers, export, tables
+from .. import answers, export, text_table
 from .causes import Caused
 from .opening import Explanation, explain
 from .operations import Edit, Key, Slices, Value
@@ -164,7 +164,9 @@ class ModuleTrace(Caused):
                 if all or (value.dtype.is_floating_point and not value.is_view):
                     shape = " x ".join(map(str, value.shape))
                     rows.append((value.address, operation.name, shape, str(operation.line)))
-        return tables.lines(rows, ("address", "function", "shape", "code"), left_columns=range(4))
+        return text_table.lines(
+            rows, ("address", "function", "shape", "code"), left_columns=range(4)
+        )
 
     def to_dict(self) -> JsonObject:
         """The pass as JSON holds it: every operation with its operands, in order."""

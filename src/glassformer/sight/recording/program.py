@@ -21,7 +21,7 @@ from ...core.tokenizer import tokenizer_json
 from .. import answers
 from ..looking import text_frame
 from ..wire import Array
-from . import words
+from . import equations
 from .operations import NEW, Operation, Value
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ def program(trace: Any) -> tuple[JsonObject, dict[str, Array]] | None:
         "eos": None if tokenizer is None else tokenizer.eos,
         "last": trace["logits"][0, -1].tolist() if "logits" in trace.plan else [],
         "words": {
-            "equations": {name: words.equation(name) for name in names},
-            "sentences": {name: x for name, x in words.SENTENCES.items() if name in names},
-            "leaves": words.LEAVES,
+            "equations": {name: equations.equation(name) for name in names},
+            "sentences": {name: x for name, x in equations.SENTENCES.items() if name in names},
+            "leaves": equations.LEAVES,
         },
     }
     return written | facts, {name: _narrow(x) for name, x in tensors.items()}

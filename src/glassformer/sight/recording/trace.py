@@ -24,7 +24,7 @@ from ...core.nn.engines import AttentionEngine, AttentionInputs, attend, eager_a
 from ...core.nn.finite import must_be_finite
 from ...core.nn.hooks import Edit
 from ...core.nn.model import inference
-from .. import answers, tables
+from .. import answers, text_table
 from ..axes import along_source
 from ..labels import token_record
 from ..streams import display_texts, pieces, word_id
@@ -269,7 +269,9 @@ class Trace(ModuleTrace):
             pairs = zip(op.axes, op.shape, strict=True)
             sides = " x ".join(f"{axis} {size}" for axis, size in pairs if axis != "B")
             rows.append((op.id, op.kind, sides, ", ".join(op.inputs), op.source))
-        return tables.lines(rows, ("address", "kind", "sides", "of", "code"), left_columns=range(5))
+        return text_table.lines(
+            rows, ("address", "kind", "sides", "of", "code"), left_columns=range(5)
+        )
 
     def to_dict(self) -> JsonObject:
         """The run as JSON holds it: tokens, plan, what was kept."""

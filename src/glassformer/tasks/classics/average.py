@@ -17,7 +17,7 @@ from ...core.nn import Model, build_model
 from ...core.tokenizer.tokenizer import Tokenizer
 from ...formats.tokenizer_forms import from_json
 from .vectors import Vectors
-from .vocabulary import WORD
+from .word_index import WORD
 
 SPECIAL = ("<pad>", "<unk>")
 

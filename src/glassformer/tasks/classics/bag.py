@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ...core.errors import UserError, need
-from .vocabulary import Array, split
+from .word_index import Array, split
 
 Weigh = Literal["counts", "tfidf"]
 WEIGHTS = ("counts", "tfidf")

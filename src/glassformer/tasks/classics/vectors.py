@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core import files
 from ...core.errors import UserError, nearest, need
-from .vocabulary import Array, read_lines
+from .word_index import Array, read_lines
 
 WIDEST = 1 << 16  # numbers of a vector; a file that says more is not a file of vectors
 FIRST = 1 << 16  # bytes in which a file's first line and first vector must lie

@@ -29,7 +29,7 @@ from torch import Tensor
 from ...core.config.serial import PositiveFloat, PositiveInt, frozen
 from ...core.errors import UserError
 from .vectors import Vectors
-from .vocabulary import Words
+from .word_index import Words
 
 ROW = 24  # T at most
 FAR = 1 << 14  # no two words of a row are so far apart, unless the window is wide

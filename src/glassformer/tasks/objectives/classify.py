@@ -17,10 +17,10 @@ from ...core.errors import need
 from ..correlation import correlations, matthews
 from ..example_table import Example
 from ..examples import ExampleRow
-from .shared import ENCODER_SPECIALS, positions, with_pool
+from .documents import ENCODER_SPECIALS, positions, with_pool
 
 if TYPE_CHECKING:
-    from .shared import Batch, Fit, Framing, Item, Layout, Loss, Tensor
+    from .documents import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
 @frozen

@@ -13,11 +13,11 @@ from ...core.config.objective import Objective
 from ...core.config.serial import PositiveFloat, frozen
 from ..example_table import Example
 from ..examples import ExampleRow
-from .shared import ENCODER_SPECIALS, with_pool
+from .documents import ENCODER_SPECIALS, with_pool
 
 if TYPE_CHECKING:
     from ...core.training.pieces import Pieces
-    from .shared import Batch, Fit, Framing, Item, Layout, Loss, Tensor
+    from .documents import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
 @frozen

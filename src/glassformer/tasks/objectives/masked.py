@@ -19,10 +19,10 @@ from ...core.config import Encoder, Model
 from ...core.config.objective import Tune
 from ...core.config.serial import InnerShare, frozen
 from ...core.errors import UserError
-from .shared import ENCODER_SPECIALS, SomeTokens, documents
+from .documents import ENCODER_SPECIALS, SomeTokens, documents
 
 if TYPE_CHECKING:
-    from .shared import Array, Batch, Tokenizer
+    from .documents import Array, Batch, Tokenizer
 
 
 @frozen

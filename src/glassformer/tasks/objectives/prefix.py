@@ -12,10 +12,10 @@ import numpy as np
 
 from ...core.config.serial import frozen
 from ...core.errors import need
-from .shared import SomeTokens, documents
+from .documents import SomeTokens, documents
 
 if TYPE_CHECKING:
-    from .shared import Batch
+    from .documents import Batch
 
 
 @frozen

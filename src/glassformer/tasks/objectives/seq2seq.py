@@ -12,10 +12,10 @@ from ...core.config import Decoder, EncoderDecoder
 from ...core.config.serial import frozen
 from ..example_table import Example
 from ..examples import ExampleRow
-from .shared import SomeTokens
+from .documents import SomeTokens
 
 if TYPE_CHECKING:
-    from .shared import Fit, Framing, Item, Layout
+    from .documents import Fit, Framing, Item, Layout
 
 
 @frozen

@@ -14,10 +14,10 @@ from ...core.config import EncoderDecoder, Model
 from ...core.config.objective import Tune
 from ...core.config.serial import InnerShare, PositiveFloat, frozen
 from ...core.errors import UserError, need
-from .shared import SomeTokens, documents
+from .documents import SomeTokens, documents
 
 if TYPE_CHECKING:
-    from .shared import Array, Batch, Tokenizer
+    from .documents import Array, Batch, Tokenizer
 
 # tokens of a document out of which a span is cut: with a sentinel and an end on both sides it fits
 SHORTEST = 4

@@ -15,10 +15,10 @@ from ...core.config.serial import frozen
 from ...core.errors import need
 from ..example_table import Example
 from ..examples import ExampleRow
-from .shared import ENCODER_SPECIALS, positions, without_head
+from .documents import ENCODER_SPECIALS, positions, without_head
 
 if TYPE_CHECKING:
-    from .shared import Batch, Fit, Framing, Item, Layout, Loss, Tensor
+    from .documents import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
 @frozen

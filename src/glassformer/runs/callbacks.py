@@ -28,7 +28,7 @@ from ..core.training.loss import Loss, mean_metrics
 from ..scale.mesh import ALONE, Mesh
 from ..scale.parallel import ROWS
 from ..scale.shard import reshard
-from ..scale.shared import columns, in_order, mesh_of, shared_out
+from ..scale.shared_batches import columns, in_order, mesh_of, shared_out
 from ..sight.routing import RouteCounts, count_routes
 from . import run_checkpoints
 from .history import read_log as read_log

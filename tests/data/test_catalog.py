@@ -12,8 +12,8 @@ from io import BytesIO
 
 import pytest
 
-from glassformer.formats.data import python_docs, registry
-from glassformer.formats.data.registry import Download, Published, corpora, find
+from glassformer.formats.data import published, python_docs
+from glassformer.formats.data.catalog import Download, Published, corpora, find
 from mistakes import mistake
 
 CONTENT = b"anna\nbob\ncarla\ndora\n"
@@ -37,7 +37,7 @@ def small(monkeypatch, **settings):
         "small/small.txt", "https://example.org/small.txt", hashlib.sha256(CONTENT).hexdigest()
     )
     corpus = Published("small", "nowhere", "CC0", (file,), **settings)
-    monkeypatch.setitem(registry.PUBLISHED, "small", corpus)
+    monkeypatch.setitem(published.PUBLISHED, "small", corpus)
 
 
 @pytest.mark.slow

@@ -183,13 +183,13 @@ class Tokenizers:
 
     def _compare_tokenizer(self, name: str, text: str) -> JsonObject:
         from ...sight import answers
-        from ...sight.tokens import compare
+        from ...sight.tokens import comparison
 
         tokenizer = self[name]
         result: JsonObject = {
             "name": name,
             "vocab": tokenizer.size,
-            "algorithm": compare.algorithm(tokenizer),
+            "algorithm": comparison.algorithm(tokenizer),
             "tokens": [],
         }
         try:

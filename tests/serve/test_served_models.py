@@ -6,7 +6,7 @@ import pytest
 
 from glassformer.serve.asgi.limits import LONGEST_NAME
 from glassformer.serve.asgi.replies import HttpError
-from glassformer.serve.registry import Registry, model_id
+from glassformer.serve.served_models import Registry, model_id
 
 
 def test_a_model_is_called_after_its_folder_its_file_or_its_name(tmp_path):

@@ -15,7 +15,7 @@ from glassformer.core.config import objective as objectives
 from glassformer.core.config import run
 from glassformer.core.nn import build_model
 from glassformer.core.training.optimizer import Optimizer
-from glassformer.formats import lora
+from glassformer.formats import tuning
 from mistakes import mistake
 
 CELLS = [
@@ -33,12 +33,12 @@ def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths
     source = (tiny.tokens(3, 12, seed=5),) if hasattr(model, "encoder") else ()
     beside = model(tiny.tokens(), *source).logits
     beside.square().mean().backward()
-    assert all(weight.grad.abs().sum() > 0 for _, weight in lora.trained(model))
-    for layer in lora.adapted(model).values():
+    assert all(weight.grad.abs().sum() > 0 for _, weight in tuning.trained(model))
+    for layer in tuning.adapted(model).values():
         layer.merge()
     assert_close(tiny.logits(model), beside, rtol=1e-5, atol=3e-5)
     with torch.no_grad():
-        for layer in lora.adapted(model).values():
+        for layer in tuning.adapted(model).values():
             layer.unmerge()
             layer.up.zero_()
     assert not torch.allclose(tiny.logits(model), beside, atol=1e-2)
@@ -48,23 +48,23 @@ def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths
 def test_a_change_starts_as_none_merges_and_goes_back_bit_for_bit(name):
     plain = build_model(tiny.DECODERS[name], seed=1).eval()
     model = build_model(tiny.DECODERS[name], seed=1).eval()
-    lora.tune(model, LORA)
+    tuning.tune(model, LORA)
     assert torch.equal(logits(plain), logits(model))
     model = moved(tiny.DECODERS[name])
     beside = logits(model)
     assert not torch.allclose(beside, logits(plain), atol=1e-2)
-    for layer in lora.adapted(model).values():
+    for layer in tuning.adapted(model).values():
         layer.merge()
     assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
-    for layer in lora.adapted(model).values():
+    for layer in tuning.adapted(model).values():
         layer.unmerge()
     assert torch.equal(logits(model), beside)
     local = dict(plain.named_parameters())
     assert all(
         torch.equal(weight, local[n]) for n, weight in model.named_parameters() if n in local
     )
-    lora.merge_and_unload(model)
-    assert not lora.adapted(model)
+    tuning.merge_and_unload(model)
+    assert not tuning.adapted(model)
     assert [n for n, _ in model.named_parameters()] == list(local)
     assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
 
@@ -77,21 +77,21 @@ def test_a_generation_before_does_not_hide_the_change():
     model = build_model(tiny.DECODERS["llama"], seed=1).eval()
     tokens(model, 4)  # lays packed copies
     changed = moved(tiny.DECODERS["llama"])
-    lora.tune(model, LORA)
+    tuning.tune(model, LORA)
     model.load_state_dict(changed.state_dict())
     adapted = tokens(model, 12)
-    lora.merge_and_unload(changed)
+    tuning.merge_and_unload(changed)
     assert adapted == tokens(changed, 12)
 
 
 def test_the_optimizer_sees_only_what_trains():
     model = build_model(tiny.DECODERS["llama"], seed=1)
-    lora.tune(model, LORA)
+    tuning.tune(model, LORA)
     pieces = itertools.product((0, 1), "qv", ("down", "up"))
     names = {f"decoder.blocks.{i}.attn.{x}.{name}" for i, x, name in pieces}
     assert set(Optimizer(model, run.AdamW()).parameters) == names
     model = build_model(tiny.bert(), seed=1)
-    lora.tune(model, objectives.Frozen(train=("pool.*",)), new=["head.norm.bias"])
+    tuning.tune(model, objectives.Frozen(train=("pool.*",)), new=["head.norm.bias"])
     names = {n for n, _ in model.named_parameters() if n.startswith("pool.")} | {"head.norm.bias"}
     assert set(Optimizer(model, run.Muon()).parameters) == names
 
@@ -112,7 +112,7 @@ def test_the_optimizer_sees_only_what_trains():
 )
 def test_patterns_that_name_nothing(options, message):
     with mistake(message):
-        lora.tune(build_model(tiny.DECODERS["llama"], seed=1), options)
+        tuning.tune(build_model(tiny.DECODERS["llama"], seed=1), options)
 
 
 def test_a_layer_of_pytorchs_own_is_adapted_as_well():
@@ -121,5 +121,5 @@ def test_a_layer_of_pytorchs_own_is_adapted_as_well():
     linear = torch.nn.Linear(actual.in_features, actual.out_features, bias=False)
     linear.weight = actual.weight
     model.decoder.blocks[0].attn.v = linear
-    lora.tune(model, LORA)
-    assert "decoder.blocks.0.attn.v" in lora.adapted(model)
+    tuning.tune(model, LORA)
+    assert "decoder.blocks.0.attn.v" in tuning.adapted(model)

@@ -33,7 +33,7 @@ from ..asgi.replies import (
     run_in_thread,
 )
 from ..asgi.security import Guard
-from . import measures, wire, words
+from . import generation, measures, tensors
 from .events import Trainings
 from .fields import (
     AttributionFields,
@@ -141,7 +141,7 @@ class Page:
     ) -> None:
         self.models = models
         self.runs = TraceCache(models)
-        self.tokenizers = words.Tokenizers(models)
+        self.tokenizers = generation.Tokenizers(models)
         self.trainings = trainings or Trainings(None, models)
         folder = static or Path(str(resources.files("glassformer"))) / "static"
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -261,7 +261,7 @@ class Page:
         """Token-by-token generation as server-sent events."""
         fields = await read_fields(request, GenerateFields)
         gone = threading.Event()
-        steps = words.generate(self.models, fields, partial(check_connected, gone))
+        steps = generation.generate(self.models, fields, partial(check_connected, gone))
         # what is wrong is said before the stream begins
         first = await run_in_thread(request, lambda check: next(steps))
         return EventStream(stream_steps(first, steps, gone))
@@ -295,9 +295,9 @@ class Page:
             "/api/heads/{name:path}": (partial(measures.heads, models),),
             run: (lambda fields, check, run: self.runs[run].answer,),
             f"{run}/check": (lambda fields, check, run: self.runs[run].measure_error(check),),
-            f"{run}/t": (partial(self.tensors, wire.values), TensorFields),
-            f"{run}/thumbs": (partial(self.tensors, wire.thumbnails), ThumbnailFields),
-            f"{run}/logits": (partial(self.tensors, wire.logits), PositionFields),
+            f"{run}/t": (partial(self.tensors, tensors.values), TensorFields),
+            f"{run}/thumbs": (partial(self.tensors, tensors.thumbnails), ThumbnailFields),
+            f"{run}/logits": (partial(self.tensors, tensors.logits), PositionFields),
             f"{run}/cell": (self.cell, CellFields),
             f"{run}/attribution": (self.attribution, AttributionFields),
             f"{run}/experts": (self.experts,),
@@ -315,7 +315,7 @@ class Page:
             "/api/runs": (self.runs.make, RunFields),
             "/api/contexts": (partial(measures.contexts, models), ContextsFields),
             f"{run}/lens": (self.lens, LensFields),
-            "/api/beam": (partial(words.beams, models), BeamFields),
+            "/api/beam": (partial(generation.beams, models), BeamFields),
             "/api/tokenize": (tokenizers.compare, CompareFields),
             "/api/tokenize/steps": (tokenizers.steps, StepsFields),
             f"{train}/stop": (trainings.stop,),

@@ -14,8 +14,8 @@ import pytest
 import tiny
 from glassformer.serve.asgi.replies import RequestStats
 from glassformer.serve.engine import Engine, QueueFull, Request
-from glassformer.serve.metrics import Metrics
-from glassformer.serve.registry import Context, cancel, submit
+from glassformer.serve.prometheus import Metrics
+from glassformer.serve.served_models import Context, cancel, submit
 
 from .conftest import Server
 

@@ -13,8 +13,8 @@ import glassformer
 import tiny
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import saliency, top_activations
-from glassformer.sight.figures import progress
-from glassformer.sight.figures.progress import Progress, in_notebook
+from glassformer.sight.figures import progress_bar
+from glassformer.sight.figures.progress_bar import Progress, in_notebook
 
 
 class Handle:
@@ -43,7 +43,7 @@ def notebook(monkeypatch):
     tools.HTML, tools.display = str, display
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", tools)
-    monkeypatch.setattr(progress, "OFTEN", 0.0)
+    monkeypatch.setattr(progress_bar, "OFTEN", 0.0)
     return opened
 
 
@@ -71,7 +71,7 @@ def test_what_was_stopped_says_so(notebook):
 
 
 def test_a_bar_is_not_drawn_more_often_than_can_be_seen(notebook, monkeypatch):
-    monkeypatch.setattr(progress, "OFTEN", 60.0)
+    monkeypatch.setattr(progress_bar, "OFTEN", 60.0)
     with Progress("patching") as report:
         for done in range(1, 101):
             report(done, 100)

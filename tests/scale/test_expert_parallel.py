@@ -13,7 +13,7 @@ from axes import LENGTHS, along, cut, differences, result, row, twins
 from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape
-from glassformer.scale import experts
+from glassformer.scale import expert_parallel
 from glassformer.scale.collectives import summed
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
@@ -45,7 +45,7 @@ def compare(mesh, double, scene):
             for block in (block for model in models for block in model.decoder.blocks):
                 block.ffn.router.weight.data[2:] = 0
                 block.ffn.router.weight.data[:2] *= 30
-        cuts = experts.split_model(shared, axes.group("expert"))
+        cuts = expert_parallel.split_model(shared, axes.group("expert"))
         pieces = [row(cfg, scene, LENGTHS[0] + 2 * number) for number in range(mesh.size)]
         results = [result(alone, args, saved, 0.1, args.numel()) for args, saved in pieces]
         sums = {path: sum(grads[path] for _, grads in results) for path in results[0][1]}
@@ -83,7 +83,7 @@ def check(answers, double):
 def bare(mesh):
     """Results of the eager engine and a decode step beside one process, and the tape's values."""
     alone, shared = models = twins(MIXTURES["shared"])
-    experts.split_model(shared, along(mesh, "expert").group("expert"))
+    expert_parallel.split_model(shared, along(mesh, "expert").group("expert"))
     far = []
     with torch.no_grad():
         for engine, length in (("eager", 9), ("auto", 1)):
@@ -104,7 +104,7 @@ def test_other_ways_through_a_mixture(two):
 
 def test_what_does_not_fit_is_refused():
     with mistake("4 experts cannot be shared out"):
-        experts.check(DECODERS["mixtral"], 3)
+        expert_parallel.check(DECODERS["mixtral"], 3)
     with mistake("no mixture"):
-        experts.check(DECODERS["llama"], 2)
-    experts.check(replace(DECODERS["mixtral"], context=32), 2)
+        expert_parallel.check(DECODERS["llama"], 2)
+    expert_parallel.check(replace(DECODERS["mixtral"], context=32), 2)

@@ -9,10 +9,10 @@ import glassformer
 import tiny
 from glassformer.core.nn import Decoder
 from glassformer.fast.fused import FusedStack
-from glassformer.fast.kernels.library import has
+from glassformer.fast.kernels.shared_library import has
 from glassformer.formats import store
-from glassformer.serve.engine import memory
-from glassformer.serve.engine.memory import plan_memory, prepacked_view
+from glassformer.serve.engine import page_memory
+from glassformer.serve.engine.page_memory import plan_memory, prepacked_view
 from mistakes import mistake
 
 
@@ -77,5 +77,5 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_request(mapped
 def test_half_of_what_is_free_is_taken(monkeypatch):
     model = tiny.model(tiny.DECODERS["llama"])
     page = plan_memory(model, None, 8, None).nbytes // 16
-    monkeypatch.setattr(memory, "available_memory", lambda *device: 10 * page)
+    monkeypatch.setattr(page_memory, "available_memory", lambda *device: 10 * page)
     assert plan_memory(model, None, 8, None).nbytes == 5 * page

@@ -98,7 +98,7 @@ def test_beams_are_the_librarys(kind, tmp_path):
 
 
 def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path):
-    from glassformer.serve.page import words
+    from glassformer.serve.page import generation
     from glassformer.serve.page.fields import BeamFields
 
     class Gone(Exception):
@@ -112,12 +112,12 @@ def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path):
         if remaining[0] < 0:
             raise Gone
 
-    words.beams(
+    generation.beams(
         models, body.model_copy(update={"max_new": 1}), check
     )  # loading and waiting ask too
     remaining[0] = 9 - remaining[0] + 2  # so many, and two tokens more
     with pytest.raises(Gone):
-        words.beams(models, body, check)
+        generation.beams(models, body, check)
     assert remaining == [-1]
 
 

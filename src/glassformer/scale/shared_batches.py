@@ -28,11 +28,11 @@ from ..core.training.optimizer import Optimizer
 from ..core.training.pieces import Pieces
 from .collectives import summed
 from .mesh import ALONE, Mesh
-from .optimizer import ShardedOptimizer
 from .parallel import ROWS
 from .prefetch import Prefetched, next_pieces
 from .ring import Ring
 from .shard import begin_round, in_shards
+from .sharded_optimizer import ShardedOptimizer
 
 AT_ONCE = 1 << 22  # numbers of gradients that are copied out to be added up
 

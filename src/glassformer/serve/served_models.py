@@ -30,6 +30,7 @@ from ..formats.chat_template import ChatTemplate
 from ..formats.checkpoint import Checkpoint
 from ..formats.resolve import GGUF, is_recipe
 from ..tasks.predictions import prompt, tags
+from .asgi.body_errors import validation_error
 from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS, MOST_TEXTS
 from .asgi.replies import (
     HttpError,
@@ -42,11 +43,10 @@ from .asgi.replies import (
     refuse,
     until_disconnect,
 )
-from .asgi.validation import validation_error
 from .engine import Encode, Engine, EngineClosed, Event, Request, RequestHandle
 from .engine.sequence import first_outside
-from .metrics import Metrics
 from .page.models import InMemoryEntry, Models, unique_id
+from .prometheus import Metrics
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

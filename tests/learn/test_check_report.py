@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.learn.report import CheckReport, Wrong, difference
+from glassformer.learn.check_report import CheckReport, Wrong, difference
 
 X = torch.arange(6.0).view(2, 3)
 

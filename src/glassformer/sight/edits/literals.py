@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import UserError, nearest, need
 from .base import Edit
 from .parts import attn_off, expert_off, head_off, mlp_off, set_attention
-from .tokens import mask_token, swap_token
+from .token_edits import mask_token, swap_token
 from .values import patch, scale, set_value, steer
 
 EDITS: dict[str, type[Edit]] = {

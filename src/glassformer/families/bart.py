@@ -21,7 +21,7 @@ from ..core.config.init import Init
 from ..core.config.model import Attention, Block, EncoderDecoder, Model, Stack, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned, Sinusoidal
-from .keys import Key, read_keys, read_start, write_keys, write_start
+from .keys_old import Key, read_keys, read_start, write_keys, write_start
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 from .vaswani import BOTH_SIDES, act_key, pair_table, scale_key

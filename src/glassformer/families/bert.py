@@ -31,7 +31,7 @@ from .encoders import (
     weight_and_bias,
     write_heads,
 )
-from .keys import (
+from .keys_old import (
     ACTIVATIONS,
     MOST_BLOCKS,
     MOST_HEADS,

@@ -26,7 +26,7 @@ from .encoders import (
     write_heads,
     write_labels,
 )
-from .keys import (
+from .keys_old import (
     ACTIVATIONS,
     MOST_BLOCKS,
     MOST_HEADS,

@@ -22,7 +22,7 @@ from .encoders import (
     weight_and_bias,
     write_heads,
 )
-from .keys import ACTIVATIONS
+from .keys_old import ACTIVATIONS
 from .names import Table, rules
 from .recipe import ConfigReader, Recipe
 

@@ -13,9 +13,9 @@ from ..core.config.norm import RMSNorm
 from ..core.config.pool import TokenHead
 from ..core.config.position import Rotary
 from ..core.errors import need
-from .decoders import read_rotary, write_scaling
+from .decoders_old import read_rotary, write_scaling
 from .encoders import MASKED, TOKENS, architectures, head_name, head_of, read_labels, write_labels
-from .keys import (
+from .keys_old import (
     MOST_BLOCKS,
     MOST_HEADS,
     MOST_HIDDEN,

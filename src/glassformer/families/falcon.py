@@ -20,9 +20,10 @@ from ..core.config import (
     Stack,
 )
 from ..core.errors import need
-from . import decoders, gpt2
-from .decoders import ATTN, FFN
-from .keys import MOST_HIDDEN, Key, read_keys
+from . import decoders_old as decoders
+from . import gpt2
+from .decoders_old import ATTN, FFN
+from .keys_old import MOST_HIDDEN, Key, read_keys
 from .names import Table
 from .recipe import ConfigReader, Recipe
 

@@ -21,8 +21,8 @@ from ..core.config import (
     serial,
 )
 from ..core.errors import need
-from .decoders import ATTN, BLOCK, FFN, first_block
-from .keys import (
+from .decoders_old import ATTN, BLOCK, FFN, first_block
+from .keys_old import (
     MOST_BLOCKS,
     MOST_HEADS,
     MOST_HIDDEN,

@@ -19,8 +19,9 @@ from ..core.config import (
     Stack,
 )
 from ..core.errors import need
-from . import decoders, gpt2
-from .keys import Key, read_keys, write_keys
+from . import decoders_old as decoders
+from . import gpt2
+from .keys_old import Key, read_keys, write_keys
 from .names import Table
 from .recipe import ConfigReader, Recipe
 

@@ -20,8 +20,9 @@ from ..core.config import (
     Stack,
     Window,
 )
-from . import decoders, gpt2
-from .keys import MOST_BLOCKS, MOST_POSITIONS, read_keys, write_keys
+from . import decoders_old as decoders
+from . import gpt2
+from .keys_old import MOST_BLOCKS, MOST_POSITIONS, read_keys, write_keys
 from .recipe import ConfigReader, Recipe
 
 

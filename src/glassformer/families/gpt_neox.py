@@ -17,9 +17,10 @@ from ..core.config import (
     Stack,
 )
 from ..core.errors import UserError
-from . import decoders, gpt2
-from .decoders import ATTN, BLOCK
-from .keys import Key, write_keys
+from . import decoders_old as decoders
+from . import gpt2
+from .decoders_old import ATTN, BLOCK
+from .keys_old import Key, write_keys
 from .names import Table
 from .recipe import ConfigReader, Recipe
 

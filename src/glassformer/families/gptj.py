@@ -18,8 +18,9 @@ from ..core.config import (
     Stack,
 )
 from ..core.errors import UserError
-from . import decoders, gpt2
-from .keys import MOST_HEADS, Key, write_keys
+from . import decoders_old as decoders
+from . import gpt2
+from .keys_old import MOST_HEADS, Key, write_keys
 from .recipe import ConfigReader, Recipe
 
 

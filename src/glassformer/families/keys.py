@@ -1,18 +1,22 @@
-"""config.json, in and out by one table a family: each word and the places in our config that it
-fills. No torch."""
+"""config.json, in and out by one table a family: each word, the place in our config that it fills,
+and its default. No torch.
+
+A place is a dotted path of our config. ``dim`` is the model's, ``depth`` that of each of its stacks,
+``attention.heads`` that of each block: the outermost that has it. What experts have in common with a
+plain feed-forward stands below ``feedforward`` too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from ..core import config
 from ..core.config import serial
 from ..core.errors import UserError, need
 from .recipe import MISSING, ConfigReader, tile
 
-M = TypeVar("M", bound=config.Model)
 # heads, dimensions a head, experts; hidden: far above any published
 MOST_HEADS, MOST_HIDDEN = 1 << 14, 1 << 22
 MOST_BLOCKS, MOST_POSITIONS, MOST_TOKENS = 2000, 1 << 28, 1 << 24  # blocks, positions, tokens
@@ -28,12 +32,72 @@ ACTIVATIONS: dict[str, config.Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
+# The place that each word fills, whatever the family.
+PLACES = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim"), "dim"),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        "depth",
+    ),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), "attention.heads"),
+    "num_key_value_heads": "attention.kv_heads",
+    "head_dim": "attention.head_dim",
+    **dict.fromkeys(
+        ("intermediate_size", "hidden_dim", "ffn_dim", "d_ff"),
+        "feedforward.hidden",
+    ),
+    "max_position_embeddings": "context position.length",
+    "vocab_size": "embed.vocab",
+    "type_vocab_size": "embed.segments",
+    **dict.fromkeys(
+        ("hidden_act", "hidden_activation", "activation_function", "activation"), "feedforward.act"
+    ),
+    "tie_word_embeddings": "head.tied",
+    **dict.fromkeys(("initializer_range", "init_std"), "init.std init.embed_std"),
+    **dict.fromkeys(
+        ("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon"),
+        "norm.eps first_norm.eps last_norm.eps attention.qk_norm.eps",
+    ),
+    "attention_bias": "attention.bias",
+    "mlp_bias": "feedforward.bias",
+    **dict.fromkeys(("num_local_experts", "num_experts"), "feedforward.experts"),
+    "num_experts_per_tok": "feedforward.top_k",
+    "norm_topk_prob": "feedforward.normalize",
+    "router_aux_loss_coef": "feedforward.balance_loss",  # weighs our own load-balancing loss
+}
+# The largest integer of a place, by its last step.
+INTEGERS = {
+    "dim": 1 << 20,
+    "segments": 1 << 20,
+    "buckets": 1 << 20,
+    "distance": 1 << 20,
+    "depth": MOST_BLOCKS,
+    "context": MOST_POSITIONS,
+    "vocab": MOST_TOKENS,
+    "hidden": MOST_HIDDEN,
+    "kv_rank": MOST_HIDDEN,
+    "q_rank": MOST_HIDDEN,
+    "heads": MOST_HEADS,
+    "head_dim": MOST_HEADS,
+    "experts": MOST_HEADS,
+    "top_k": MOST_HEADS,
+    "state_heads": MOST_HEADS,
+    "state": MOST_HEADS,
+    "groups": MOST_HEADS,
+    "key_heads": MOST_HEADS,
+    "value_heads": MOST_HEADS,
+    "key_dim": MOST_HEADS,
+    "value_dim": MOST_HEADS,
+    "content_dim": MOST_HEADS,
+    "rope_dim": MOST_HEADS,
+    "kernel": 64,
+}
+NUMBERS = {"eps": 1.0, "dropout": 0.99, "std": 10.0}  # the largest of these, 1e12 of all else
 
 
 @dataclass(frozen=True)
 class Key:
-    """A word of a config.json, and where our config has what it says: dotted paths, as overrides
-    have them.
+    """A word of a config.json, and where our config has what it says.
 
     ``names``: the first is read, all are written. ``places``: all are set, the first is written, by
     ``write``.
@@ -44,76 +108,150 @@ class Key:
     parse: Callable[[ConfigReader], Any]
     write: Callable[[Any], Any] = lambda value: value
 
-    @classmethod
-    def integer(cls, names: str, places: str, default: Any = MISSING, most: int = 1 << 20) -> Key:
-        """An integer from 1 to ``most``."""
-        return cls(names, places, lambda raw: raw.integer(names.split()[0], default, most))
 
-    @classmethod
-    def number(cls, names: str, places: str, default: Any = MISSING, most: float = 1e12) -> Key:
-        """A finite number from 0 to ``most``."""
-        return cls(names, places, lambda raw: raw.number(names.split()[0], default, most=most))
+def key(names: str, default: Any = MISSING, places: str = "") -> Key:
+    """The key of a word whose place says what it may be; ``places`` where a family's differ."""
+    name = names.split()[0]
+    places = places or PLACES[name]
+    step = places.split()[0].rpartition(".")[2]
+    if step == "act":
+        return Key(names, places, lambda raw: raw.choice(name, ACTIVATIONS, default), act_name)
+    if isinstance(default, bool):
+        return Key(names, places, lambda raw: raw.flag(name, default))
+    if step == "kv_heads":
 
-    @classmethod
-    def flag(cls, name: str, places: str, default: bool) -> Key:
-        """True or false."""
-        return cls(name, places, lambda raw: raw.flag(name, default))
+        def grouped(raw: ConfigReader) -> Any:  # as many as heads where the file says null
+            said = None if name in raw.table else default
+            return raw.integer(name, said or raw.integer("num_attention_heads", most=MOST_HEADS))
 
-    @classmethod
-    def activation(
-        cls, names: str, places: str, default: str, options: Mapping[str, Any] = ACTIVATIONS
-    ) -> Key:
-        """Name of an activation."""
+        return Key(names, places, grouped)
+    if step in INTEGERS:
+        return Key(names, places, lambda raw: raw.integer(name, default, INTEGERS[step]))
 
-        def write(act: str) -> str:
-            if act not in ACTIVATIONS.values():
-                raise UserError(f'A layout of this shape has no name for the activation "{act}".')
-            return next(name for name, act_name in ACTIVATIONS.items() if act_name == act)
+    def number(raw: ConfigReader) -> Any:
+        return raw.number(name, default, most=NUMBERS.get(step, 1e12))
 
-        return cls(names, places, lambda raw: raw.choice(names.split()[0], options, default), write)
-
-    @classmethod
-    def only(cls, name: str, allowed: Any, reason: str) -> Key:
-        """Nothing of ours: what no module here does is refused, as ``ConfigReader.only`` says."""
-        return cls("", "", lambda raw: raw.only(name, allowed, reason))
-
-    @classmethod
-    def std(cls, name: str) -> Key:
-        """Standard deviation of initial weights; transformers' own number where ours differs from
-        matrix to matrix."""
-        parse = cls.number(name, "init.std init.embed_std", 0.02, most=10.0).parse
-        return cls(name, "init.std init.embed_std", parse, lambda std: 0.02 if std is None else std)
+    # where ours differs from matrix to matrix, transformers' own deviation
+    usual = default if step == "std" else None
+    return Key(names, places, number, lambda value: usual if value is None else value)
 
 
-def read_keys(raw: ConfigReader, model: M, keys: Sequence[Key]) -> M:
+def nullable(names: str, default: Any, places: str = "") -> Key:
+    """A key whose word may be null, and that is its default only where the word is absent."""
+    filled, empty = key(names, default, places), key(names, None, places)
+    return replace(filled, parse=lambda raw: (empty if names in raw.table else filled).parse(raw))
+
+
+def act_name(act: str) -> str:
+    """The first of transformers' names for an activation."""
+    names = (name for name, act_name in ACTIVATIONS.items() if act_name == act)
+    if (name := next(names, None)) is None:
+        raise UserError(f'A layout of this shape has no name for the activation "{act}".')
+    return name
+
+
+def only(name: str, allowed: Any, reason: str) -> Key:
+    """Nothing of ours: what no module here does is refused, as ``ConfigReader.only`` says."""
+    return Key("", "", lambda raw: raw.only(name, allowed, reason))
+
+
+def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:
+    """The keys of the words ``needed`` and of those with a default.
+
+    ``word = default`` is a word that many families have; ``word = (default, places)`` fills places
+    of its own, and a ``Key`` says all itself.
+    """
+    entries = (
+        value
+        if isinstance(value, Key)
+        else key(name, *(value if isinstance(value, tuple) else (value,)))
+        for name, value in words.items()
+    )
+    return (*map(key, needed.split()), *entries)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a table of keys cannot say of a config.json: what it makes of a model, and its words for
+    one."""
+
+    decode: Callable[[ConfigReader, Any], Any] = lambda raw, model: model
+    encode: Callable[[Any], dict[str, Any]] = lambda model: {}
+
+
+@dataclass(frozen=True)
+class Words:
+    """A family's config.json both ways: a model that the keys change, then section by section."""
+
+    template: Any
+    keys: Sequence[Key]
+    sections: Sequence[Section] = ()
+
+    def decode(self, raw: ConfigReader) -> Any:
+        """The config.json as our config."""
+        model = read_keys(raw, self.template, self.keys)
+        for section in self.sections:
+            model = section.decode(raw, model)
+        return model
+
+    def encode(self, model: Any) -> dict[str, Any]:
+        """Our config as a config.json, as far as that can say it."""
+        raw = write_keys(model, self.keys)
+        for section in self.sections:
+            raw |= section.encode(model)
+        return raw
+
+
+def read_keys(raw: ConfigReader, model: Any, keys: Sequence[Key]) -> Any:
     """The model with what a config.json says."""
-    values = [(key.places.split(), key.parse(raw)) for key in keys]
-    return serial.change(model, {place: value for places, value in values for place in places})
+    tree = serial.to_dict(model)
+    changes = {}
+    for entry in keys:
+        value = entry.parse(raw)
+        for place in entry.places.split():
+            changes |= dict.fromkeys((path for path, _ in _homes(tree, place)), value)
+    return serial.change(model, changes)
 
 
-def write_keys(model: config.Model, keys: Sequence[Key]) -> dict[str, Any]:
+def write_keys(model: Any, keys: Sequence[Key]) -> dict[str, Any]:
     """Settings of a config.json for the model; UserError where the model has nothing in a place."""
-    tree = serial.to_dict(spelled_out(model))
-    return {
-        name: key.write(_at(tree, key.places.split()[0]))
-        for key in keys
-        for name in key.names.split()
-    }
+    tree, raw = serial.to_dict(spelled_out(model)), {}
+    for entry in (entry for entry in keys if entry.names):
+        place = entry.places.split()[0]
+        homes = [value for _, value in _homes(tree, place)]
+        need(
+            bool(homes),
+            f"No published layout of this shape holds a model without {place.rpartition('.')[0]}.",
+        )
+        raw |= dict.fromkeys(entry.names.split(), entry.write(homes[0]))
+    return raw
 
 
-def _at(node: Any, place: str) -> Any:
-    for step in place.split("."):
-        # the first block, for what all have in common
-        node = node[0] if isinstance(node, list) else node
-        if isinstance(node, dict) and step not in node:
-            node = node.get("expert")  # stands for the mixture
-        if not isinstance(node, dict) or step not in node:
-            raise UserError(
-                "No published layout of this shape holds a model without "
-                f"{place.rpartition('.')[0]}."
-            )
-        node = node[step]
-    return node
+def _homes(tree: dict[str, Any], place: str) -> list[tuple[str, Any]]:
+    """The paths and values of a place: the model's, or its stacks', or their blocks'."""
+    sides = [side for side in ("encoder", "decoder") if side in tree]
+    blocks = [f"{side}.pattern" for side in sides]
+    for prefixes in ([], sides, blocks):
+        walks = (_walk(tree, [*prefix.split("."), *place.split(".")]) for prefix in prefixes)
+        homes = [home for home in (walks if prefixes else [_walk(tree, place.split("."))]) if home]
+        if homes:
+            return homes
+    return []
+
+
+def _walk(node: Any, steps: list[str], path: str = "") -> tuple[str, Any] | None:
+    """The path and value that these steps lead to, in the first block that has them, or else in the
+    experts of a mixture."""
+    if not steps:
+        return path[1:], node
+    if isinstance(node, list):
+        homes = filter(None, (_walk(block, steps, path) for block in node))
+        return min(homes, key=lambda home: len(home[0]), default=None)
+    if not isinstance(node, dict):
+        return None
+    if steps[0] in node:
+        return _walk(node[steps[0]], steps[1:], f"{path}.{steps[0]}")
+    return _walk(node.get("expert"), steps, f"{path}.expert")
 
 
 def read_start(raw: ConfigReader, default: int | None = None) -> tuple[int, ...]:

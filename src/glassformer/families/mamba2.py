@@ -6,8 +6,8 @@ from typing import Any
 
 from ..core.config import Block, Decoder, Embed, Head, Model, NoPosition, RMSNorm, Stack
 from ..core.errors import need
-from . import decoders
-from .keys import MOST_BLOCKS, MOST_HEADS, MOST_TOKENS, Key, read_keys, write_keys
+from . import decoders_old as decoders
+from .keys_old import MOST_BLOCKS, MOST_HEADS, MOST_TOKENS, Key, read_keys, write_keys
 from .mixers import Mamba2
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe

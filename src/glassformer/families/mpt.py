@@ -16,9 +16,10 @@ from ..core.config import (
     Model,
     Stack,
 )
-from . import decoders, gpt2
-from .decoders import ATTN
-from .keys import Key, read_keys, write_keys
+from . import decoders_old as decoders
+from . import gpt2
+from .decoders_old import ATTN
+from .keys_old import Key, read_keys, write_keys
 from .recipe import ConfigReader, Recipe
 
 

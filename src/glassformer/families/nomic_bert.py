@@ -15,7 +15,7 @@ from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Rotary
-from .decoders import read_rotary, write_scaling
+from .decoders_old import read_rotary, write_scaling
 from .encoders import (
     LABELS,
     MASKED,
@@ -27,7 +27,7 @@ from .encoders import (
     weight_and_bias,
     write_heads,
 )
-from .keys import (
+from .keys_old import (
     ACTIVATIONS,
     MOST_BLOCKS,
     MOST_HEADS,

@@ -18,9 +18,9 @@ from ..core.config import (
     Stack,
 )
 from ..core.errors import need
-from . import decoders
-from .decoders import ATTN, FFN
-from .keys import (
+from . import decoders_old as decoders
+from .decoders_old import ATTN, FFN
+from .keys_old import (
     MOST_BLOCKS,
     MOST_HEADS,
     MOST_HIDDEN,

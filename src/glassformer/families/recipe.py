@@ -31,12 +31,14 @@ class Recipe:
     """A published family as data: sizes, its config.json in and out, its weights' names, where it
     comes from.
 
-    ``layout`` gives the config whose parameters the published files hold, where that is not the
+    ``words`` are its config.json both ways; ``read_config`` and ``write_config`` say it where they do
+    not. ``family`` is what its classes are called in transformers, where those are a ForCausalLM and a
+    Model. ``layout`` gives the config whose parameters the published files hold, where that is not the
     model's own (a GPT-2 without biases is published with biases of zero). ``bare`` are the
     architectures whose files leave the table's prefix away. ``fixed`` are words of the config.json
     that a tokenizer does not change, though they name a token (RoBERTa's padding). ``checkpoint`` is a
-    small published model, where that is not the one whose ``tokenizer`` is named. A recipe without ``read_config`` and
-    ``write_config`` has no published layout.
+    small published model, where that is not the one whose ``tokenizer`` is named. A recipe without words
+    has no published layout.
     """
 
     name: str
@@ -52,6 +54,19 @@ class Recipe:
     layout: Callable[[config.Model], config.Model] = lambda model: model
     bare: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
+    words: BothWays | None = None
+    family: str = ""
+
+    def __post_init__(self) -> None:
+        derived: dict[str, Any] = {}
+        if self.words and not self.read_config:
+            derived |= {"read_config": self.words.decode, "write_config": self.words.encode}
+        if self.family and not self.architectures:
+            derived["architectures"] = (f"{self.family}ForCausalLM", f"{self.family}Model")
+        if self.words and not self.model_type:
+            derived["model_type"] = self.name
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @cached_property
     def added_types(self) -> set[str]:
@@ -65,6 +80,14 @@ class Recipe:
     def names(self, model: config.Model) -> tuple[Table, config.Model]:
         """The names of this model's weights, and the config whose parameters the files hold."""
         return self.table(model), self.layout(model)
+
+
+class BothWays(Protocol):
+    """A config.json, in and out."""
+
+    def decode(self, raw: ConfigReader) -> config.Model: ...
+
+    def encode(self, model: Any) -> dict[str, Any]: ...
 
 
 class Held(Protocol):

@@ -32,7 +32,7 @@ from .encoders import (
     weight_and_bias,
     write_heads,
 )
-from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
+from .keys_old import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 

@@ -25,7 +25,7 @@ from ..core.config.model import (
 from ..core.config.norm import RMSNorm
 from ..core.config.position import RelativeBias
 from ..core.errors import UserError
-from .keys import (
+from .keys_old import (
     ACTIVATIONS,
     MOST_BLOCKS,
     MOST_HEADS,

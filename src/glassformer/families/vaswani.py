@@ -22,7 +22,7 @@ from ..core.config.init import Init
 from ..core.config.model import Attention, Block, EncoderDecoder, Model, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Sinusoidal
-from .keys import (
+from .keys_old import (
     MOST_BLOCKS,
     MOST_HEADS,
     MOST_HIDDEN,

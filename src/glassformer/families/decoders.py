@@ -550,6 +550,7 @@ CONSTANTS = ("model.layers.{i}.self_attn.rotary_emb.inv_freq", "model.rotary_emb
 def table(
     *layers: Mapping[str, str],
     tables: Mapping[str, str] = {},
+    turned: Mapping[str, str] = {},
     more: Sequence[NameRule] = (),
     layer: str = THEIRS,
     last_norm: str = "model.norm",
@@ -560,16 +561,20 @@ def table(
     ignore: Sequence[str] = CONSTANTS,
 ) -> Table:
     """The table of a decoder: ``layers`` map the names in our blocks to the file's, each a weight and
-    perhaps a bias; ``tables`` those of single parameters, ``ends`` the file's layers beside the
-    blocks to ours."""
-    names = {name: file_name for group in layers for name, file_name in group.items()}
-    paths = {f"{layer}.{file_name}": f"{OURS}.{name}" for name, file_name in names.items()}
+    perhaps a bias; ``tables`` those of single parameters, ``turned`` layers whose matrices lie (inputs,
+    outputs), ``ends`` the file's layers beside the blocks to ours."""
+
+    def paths(names: Mapping[str, str]) -> dict[str, str]:
+        return {f"{layer}.{file_name}": f"{OURS}.{name}" for name, file_name in names.items()}
+
+    straight = {file_name: path for names in layers for file_name, path in paths(names).items()}
     last = {last_norm: "decoder.last_norm", **ends, head: "head.proj"}
     return Table(
         (
             NameRule(f"{token}.weight", "embed.token.weight"),
-            *rules({**paths, **last}),
-            *(NameRule(f"{layer}.{name}", f"{OURS}.{param}") for param, name in tables.items()),
+            *rules({**straight, **last}),
+            *rules(paths(turned), transpose=True),
+            *(NameRule(file_name, path) for file_name, path in paths(tables).items()),
             *more,
         ),
         ignore=tuple(ignore),

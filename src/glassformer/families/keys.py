@@ -204,11 +204,14 @@ class Words:
 
 def read_keys(raw: ConfigReader, model: Any, keys: Sequence[Key]) -> Any:
     """The model with what a config.json says."""
-    tree = serial.to_dict(model)
-    changes = {}
-    for entry in keys:
-        value = entry.parse(raw)
-        for place in entry.places.split():
+    return fill(model, [(entry.places, entry.parse(raw)) for entry in keys])
+
+
+def fill(model: Any, values: Sequence[tuple[str, Any]]) -> Any:
+    """The model with values at places, where it has them."""
+    tree, changes = serial.to_dict(model), {}
+    for places, value in values:
+        for place in places.split():
             changes |= dict.fromkeys((path for path, _ in _homes(tree, place)), value)
     return serial.change(model, changes)
 

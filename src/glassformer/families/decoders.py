@@ -561,18 +561,18 @@ def table(
     ignore: Sequence[str] = CONSTANTS,
 ) -> Table:
     """The table of a decoder: ``layers`` map the names in our blocks to the file's, each a weight and
-    perhaps a bias; ``tables`` those of single parameters, ``turned`` layers whose matrices lie (inputs,
+    perhaps a bias, the last the file has of a layer; ``tables`` those of single parameters, ``turned`` layers whose matrices lie (inputs,
     outputs), ``ends`` the file's layers beside the blocks to ours."""
 
     def paths(names: Mapping[str, str]) -> dict[str, str]:
         return {f"{layer}.{file_name}": f"{OURS}.{name}" for name, file_name in names.items()}
 
-    straight = {file_name: path for names in layers for file_name, path in paths(names).items()}
+    straight = {name: file_name for names in layers for name, file_name in names.items()}
     last = {last_norm: "decoder.last_norm", **ends, head: "head.proj"}
     return Table(
         (
             NameRule(f"{token}.weight", "embed.token.weight"),
-            *rules({**straight, **last}),
+            *rules({**paths(straight), **last}),
             *rules(paths(turned), transpose=True),
             *(NameRule(file_name, path) for file_name, path in paths(tables).items()),
             *more,

@@ -21,10 +21,10 @@ from ..core.config.init import Init
 from ..core.config.model import Attention, Block, EncoderDecoder, Model, Stack, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned, Sinusoidal
-from .keys_old import Key, read_keys, read_start, write_keys, write_start
+from .keys import Key, keys, only, read_keys, read_start, write_keys, write_start
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
-from .vaswani import BOTH_SIDES, act_key, pair_table, scale_key
+from .vaswani import BOTH_SIDES, pair_table, scale_key
 
 POSITIONS = "model.encoder.embed_positions.weight"  # PEGASUS' sines, as its files have them
 BIAS = "final_logits_bias"
@@ -70,11 +70,11 @@ class Kin:
     def keys(self) -> tuple[Key, ...]:
         """The words of its config.json."""
         return (
-            Key.only("tie_word_embeddings", True, "the head shares the embeddings' table here"),
-            Key.only("is_decoder", False, "a decoder here stands beside its encoder"),
+            only("tie_word_embeddings", True, "the head shares the embeddings' table here"),
+            only("is_decoder", False, "a decoder here stands beside its encoder"),
             *BOTH_SIDES,
             scale_key(self.default_scaled),
-            act_key(self.default_act),
+            *keys(activation_function=self.default_act),
             Key("head_bias", "head.bias", lambda raw: _held(raw, "head_bias", BIAS)),
         )
 

@@ -17,6 +17,7 @@ from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Learned
+from . import encoders
 from .encoders import (
     ANSWERS,
     CHOICE,
@@ -25,29 +26,18 @@ from .encoders import (
     TOKENS,
     architectures,
     head_of,
+    moved,
     read_heads,
     tags,
     trunk,
-    weight_and_bias,
     write_heads,
 )
-from .keys_old import (
-    ACTIVATIONS,
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
-    read_keys,
-    write_keys,
-)
-from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from .keys import ACTIVATIONS, key, keys, only, read_keys, write_keys
+from .names import Table
+from .recipe import MISSING, ConfigReader, Recipe
 
 CASED, UNCASED = 28_996, 30_522  # tokens
 PRETRAINING, NEXT_SENTENCE = "PreTraining", "NextSentencePrediction"
-BLOCK = "encoder.pattern"
 
 
 def bert(dim: int, depth: int, heads: int, vocab: int = UNCASED) -> Encoder:
@@ -89,24 +79,19 @@ def read_config(raw: ConfigReader) -> Model:
 
 
 KEYS = (
-    Key.only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
-    Key.only("is_decoder", False, "a BERT here sees both sides of every token"),
-    Key.only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
-    Key.integer("hidden_size", "dim"),
-    Key.integer("num_hidden_layers", "encoder.depth", most=MOST_BLOCKS),
-    Key.integer("num_attention_heads", f"{BLOCK}.attention.heads", most=MOST_HEADS),
-    Key.integer("intermediate_size", f"{BLOCK}.feedforward.hidden", most=MOST_HIDDEN),
-    Key.integer(
-        "max_position_embeddings", "context encoder.position.length", 512, most=MOST_POSITIONS
+    only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+    only("is_decoder", False, "a BERT here sees both sides of every token"),
+    only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
+    *keys(
+        "hidden_size num_hidden_layers num_attention_heads intermediate_size",
+        max_position_embeddings=512,
+        type_vocab_size=2,
+        vocab_size=MISSING,
+        hidden_act="gelu",
+        layer_norm_eps=1e-12,
+        dropout=key("hidden_dropout_prob attention_probs_dropout_prob", 0.1, "dropout"),
+        initializer_range=0.02,
     ),
-    Key.integer("type_vocab_size", "embed.segments", 2),
-    Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
-    Key.activation("hidden_act", f"{BLOCK}.feedforward.act", "gelu"),
-    Key.number("layer_norm_eps", f"{BLOCK}.norm.eps encoder.first_norm.eps", 1e-12, most=1.0),
-    Key.number(
-        "hidden_dropout_prob attention_probs_dropout_prob", "encoder.dropout", 0.1, most=0.99
-    ),
-    Key.std("initializer_range"),
 )
 
 
@@ -143,50 +128,26 @@ def write_trunk(model: Encoder) -> dict[str, Any]:
 
 
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
-_PARTS = {
-    _POOLER: "pool.transform",
-    f"{_WORDS}.transform.dense": "head.transform",
-    f"{_WORDS}.transform.LayerNorm": "head.norm",
-}
 
 
 def table(model: Encoder) -> Table:
-    """The names of the weights; how labels and the head's bias are called depends on the ends there
-    are."""
+    """The names of the weights; how labels are called depends on the ends there are."""
     labels = "classifier" if model.head is None else _NEXT
-    label_layer = (
-        {labels: "pool.proj"}
-        if model.token_head is None
-        else {tags(model.token_head): "token_head.proj"}
-    )
-    bias, copy = f"{_WORDS}.bias", f"{_WORDS}.decoder.bias"
-    if model.head is not None and not model.head.tied:
-        bias, copy = copy, bias
-    all_rules = (
-        *trunk("bert"),
-        *rules({**_PARTS, **label_layer}),
-        NameRule(f"{_WORDS}.decoder.weight", "head.proj.weight"),
-        NameRule(bias, "head.proj.bias"),
-    )
-    unused = weight_and_bias(
-        _POOLER,
-        _NEXT,
-        f"{_WORDS}.transform.dense",
-        f"{_WORDS}.transform.LayerNorm",
-        f"{_WORDS}.decoder",
-    )
-    # of an untied head, a leftover that transformers writes and never reads
-    unused += ("bert.embeddings.position_ids", f"{_WORDS}.bias")
-    older = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
+    label_layer = {labels: "pool.proj"}
+    if model.token_head is not None:
+        label_layer = {tags(model.token_head): "token_head.proj"}
+    renamed = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
     if model.head is None and model.pool is not None and model.pool.labels:
-        older += zip(weight_and_bias(_NEXT), weight_and_bias(labels), strict=True)
-    copies = ((f"{_WORDS}.decoder.weight", "bert.embeddings.word_embeddings.weight"), (copy, bias))
-    return Table(
-        all_rules,
-        unused,
-        copies if model.head is not None and model.head.tied else (),
-        prefix="bert.",
-        renamed=tuple(older),
+        renamed += moved(_NEXT, labels)
+    return encoders.table(
+        model,
+        "bert",
+        _WORDS,
+        (f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm"),
+        tuple(trunk("bert")),
+        {_POOLER: "pool.transform", **label_layer},
+        (_POOLER, _NEXT),
+        renamed,
     )
 
 

@@ -556,19 +556,26 @@ def table(
     last_norm: str = "model.norm",
     token: str = "model.embed_tokens",
     ends: Mapping[str, str] = {},
+    side: str = "decoder",
     head: str = "lm_head",
     prefix: str = "model.",
     ignore: Sequence[str] = CONSTANTS,
 ) -> Table:
-    """The table of a decoder: ``layers`` map the names in our blocks to the file's, each a weight and
-    perhaps a bias, the last the file has of a layer; ``tables`` those of single parameters, ``turned`` layers whose matrices lie (inputs,
-    outputs), ``ends`` the file's layers beside the blocks to ours."""
+    """The table of a decoder, or of an encoder like one.
+
+    ``layers`` map the names in our blocks to the file's, each a weight and perhaps a bias, the last
+    that the file has of a layer; ``tables`` those of single parameters, ``turned`` layers whose
+    matrices lie (inputs, outputs), ``ends`` the file's layers beside the blocks to ours.
+    """
 
     def paths(names: Mapping[str, str]) -> dict[str, str]:
-        return {f"{layer}.{file_name}": f"{OURS}.{name}" for name, file_name in names.items()}
+        return {
+            f"{layer}.{file_name}": f"{side}.blocks.{{i}}.{name}"
+            for name, file_name in names.items()
+        }
 
     straight = {name: file_name for names in layers for name, file_name in names.items()}
-    last = {last_norm: "decoder.last_norm", **ends, head: "head.proj"}
+    last = {last_norm: f"{side}.last_norm", **ends, head: "head.proj"}
     return Table(
         (
             NameRule(f"{token}.weight", "embed.token.weight"),

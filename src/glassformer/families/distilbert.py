@@ -15,6 +15,7 @@ from .encoders import (
     MASKED,
     TOKENS,
     architectures,
+    blocks,
     embeddings,
     head_name,
     head_of,
@@ -26,21 +27,10 @@ from .encoders import (
     write_heads,
     write_labels,
 )
-from .keys_old import (
-    ACTIVATIONS,
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
-    read_keys,
-    write_keys,
-)
+from .keys import ACTIVATIONS, Key, key, keys, read_keys, write_keys
 from .names import Table, rules
 from .recipe import ConfigReader, Recipe
 
-BLOCK = "encoder.pattern"
 # what each head calls the dropout before its labels, and transformers' default
 DROPOUTS = {
     LABELS: ("seq_classif_dropout", 0.2),
@@ -49,17 +39,17 @@ DROPOUTS = {
     TOKENS: ("dropout", 0.1),
 }
 KEYS = (
-    Key.integer("dim", "dim", 768),
-    Key.integer("n_layers", "encoder.depth", 6, most=MOST_BLOCKS),
-    Key.integer("n_heads", f"{BLOCK}.attention.heads", 12, most=MOST_HEADS),
-    Key.integer("hidden_dim", f"{BLOCK}.feedforward.hidden", 3072, most=MOST_HIDDEN),
-    Key.integer(
-        "max_position_embeddings", "context encoder.position.length", 512, most=MOST_POSITIONS
+    *keys(
+        dim=768,
+        n_layers=6,
+        n_heads=12,
+        hidden_dim=3072,
+        max_position_embeddings=512,
+        vocab_size=UNCASED,
+        activation="gelu",
+        dropout=key("dropout attention_dropout", 0.1, "dropout"),
+        initializer_range=0.02,
     ),
-    Key.integer("vocab_size", "embed.vocab", UNCASED, most=MOST_TOKENS),
-    Key.activation("activation", f"{BLOCK}.feedforward.act", "gelu"),
-    Key.number("dropout attention_dropout", "encoder.dropout", 0.1, most=0.99),
-    Key.std("initializer_range"),
     # how the table of positions starts; the files hold it either way
     Key("", "", lambda raw: raw.flag("sinusoidal_pos_embds", False)),
 )
@@ -113,13 +103,10 @@ def table(model: Encoder) -> Table:
     labels = {"pre_classifier": "pool.transform", "classifier": "pool.proj"}
     if model.token_head is not None:
         labels = {tags(model.token_head): "token_head.proj"}
-    layers = {
-        f"distilbert.transformer.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
-        for file_name, param_name in _LAYER.items()
-    }
     all_rules = (
         *embeddings("distilbert"),
-        *rules({**layers, **WORDS, PROJ: "head.proj", **labels}),
+        *blocks("distilbert.transformer.layer", _LAYER),
+        *rules({**WORDS, PROJ: "head.proj", **labels}),
     )
     unused = weight_and_bias(*WORDS, PROJ, "pre_classifier", "classifier")
     tied = model.head is not None and model.head.tied

@@ -16,13 +16,13 @@ from .encoders import (
     TOKENS,
     architectures,
     head_of,
+    moved,
     read_heads,
     tags,
     trunk,
-    weight_and_bias,
     write_heads,
 )
-from .keys_old import ACTIVATIONS
+from .keys import ACTIVATIONS
 from .names import Table, rules
 from .recipe import ConfigReader, Recipe
 
@@ -89,13 +89,7 @@ def table(model: Encoder) -> Table:
         (*trunk("electra"), *rules(end_layers)),
         ("electra.embeddings.position_ids",),
         prefix="electra.",
-        renamed=tuple(
-            zip(
-                weight_and_bias(SUMMARY, "classifier"),
-                weight_and_bias("classifier.dense", "classifier.out_proj"),
-                strict=True,
-            )
-        )
+        renamed=moved(SUMMARY, "classifier", "classifier.dense", "classifier.out_proj")
         if model.pool is not None
         else (),
     )

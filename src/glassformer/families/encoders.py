@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..core.config.embed_head import Head
 from ..core.config.feedforward import Activation
 from ..core.config.model import Encoder
 from ..core.config.pool import Pool, TokenHead
-from .names import NameRule, rules
+from .names import NameRule, Table, rules
 from .recipe import ConfigReader
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
@@ -128,13 +128,15 @@ _LAYER = {
 }
 
 
+def blocks(layer: str, names: Mapping[str, str]) -> tuple[NameRule, ...]:
+    """The rules of the layers of each block, the file's below ``layer``."""
+    return rules({f"{layer}.{{i}}.{a}": f"encoder.blocks.{{i}}.{b}" for a, b in names.items()})
+
+
 def embeddings(name: str) -> Iterator[NameRule]:
     """The rules of the tables below ``name``, which all encoders of BERT's kind call the same."""
-    for file_name, param_name in (
-        ("word", "embed.token"),
-        ("position", "encoder.position"),
-        ("token_type", "embed.segment"),
-    ):
+    tables = {"word": "embed.token", "position": "encoder.position", "token_type": "embed.segment"}
+    for file_name, param_name in tables.items():
         yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
     yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm"})
 
@@ -142,9 +144,46 @@ def embeddings(name: str) -> Iterator[NameRule]:
 def trunk(name: str) -> Iterator[NameRule]:
     """The rules of what BERT and its kin share, all below ``name``."""
     yield from embeddings(name)
-    yield from rules(
-        {
-            f"{name}.encoder.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
-            for file_name, param_name in _LAYER.items()
-        }
+    yield from blocks(f"{name}.encoder.layer", _LAYER)
+
+
+def table(
+    model: Encoder,
+    family: str,
+    words: str,
+    layers: Sequence[str],
+    inside: Sequence[NameRule],
+    labels: Mapping[str, str],
+    pooler: Sequence[str],
+    renamed: Sequence[tuple[str, str]] = (),
+) -> Table:
+    """The table of an encoder: ``inside`` the rules of its blocks, ``words`` the name of its head over
+    the vocabulary, whose dense layer and norm are ``layers``, ``labels`` that of labels. Files hold a
+    head's layers and the ``pooler`` whatever the model has."""
+    tied = model.head is not None and model.head.tied
+    tokens = f"{family}.embeddings.word_embeddings.weight"
+    proj, copy, bias = f"{words}.decoder.weight", f"{words}.decoder.bias", f"{words}.bias"
+    # of an untied head, a leftover that transformers writes and never reads
+    unused = (*weight_and_bias(*pooler, *layers, f"{words}.decoder"), bias)
+    if model.head is not None and not tied:
+        bias, copy = copy, bias
+    named = zip(layers, ("head.transform", "head.norm"), strict=True)
+    return Table(
+        (
+            *inside,
+            *rules({**dict(named), **labels}),
+            NameRule(proj, "head.proj.weight"),
+            NameRule(bias, "head.proj.bias"),
+        ),
+        (*unused, f"{family}.embeddings.position_ids"),
+        ((proj, tokens), (copy, bias)) if tied else (),
+        prefix=f"{family}.",
+        renamed=tuple(renamed),
     )
+
+
+def moved(*names: str) -> tuple[tuple[str, str], ...]:
+    """The ends of layers' names in some files, and after them what they are here."""
+    half = len(names) // 2
+    pairs = zip(weight_and_bias(*names[:half]), weight_and_bias(*names[half:]), strict=True)
+    return tuple(pairs)

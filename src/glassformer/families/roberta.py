@@ -16,6 +16,7 @@ from ..core.config.model import Encoder, Model, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Learned
+from . import encoders
 from .bert import KEYS as BERT_KEYS
 from .bert import bert, read_pooler
 from .encoders import (
@@ -26,14 +27,14 @@ from .encoders import (
     TOKENS,
     architectures,
     head_of,
+    moved,
     read_heads,
     tags,
     trunk,
-    weight_and_bias,
     write_heads,
 )
-from .keys_old import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
-from .names import NameRule, Table, rules
+from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
+from .names import Table
 from .recipe import ConfigReader, Recipe
 
 HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
@@ -78,8 +79,8 @@ def read_length(raw: ConfigReader) -> int:
 KEYS = (
     *(key for key in BERT_KEYS if key.names != "max_position_embeddings"),
     Key("", "context", read_length),
-    Key("pad_token_id", "encoder.position.start", read_start, lambda start: start - 1),
-    Key("", "encoder.position.length", read_length),
+    Key("pad_token_id", "position.start", read_start, lambda start: start - 1),
+    Key("", "position.length", read_length),
 )
 
 
@@ -106,41 +107,14 @@ def table(model: Encoder) -> Table:
     layers = {
         f"{LABEL}.dense" if labels else POOLER: "pool.transform",
         f"{LABEL}.out_proj": "pool.proj",
-        f"{WORDS}.dense": "head.transform",
-        f"{WORDS}.layer_norm": "head.norm",
     }
     if model.token_head is not None:
         layers = {tags(model.token_head): "token_head.proj"}
-    bias, copy = f"{WORDS}.bias", f"{WORDS}.decoder.bias"
-    tied = model.head is not None and model.head.tied
-    if model.head is not None and not tied:
-        bias, copy = copy, bias
-    words = f"{WORDS}.decoder.weight"
-    all_rules = (
-        *trunk("roberta"),
-        *rules(layers),
-        NameRule(words, "head.proj.weight"),
-        NameRule(bias, "head.proj.bias"),
-    )
-    unused = (
-        *weight_and_bias(POOLER, f"{WORDS}.dense", f"{WORDS}.layer_norm", f"{WORDS}.decoder"),
-        f"{WORDS}.bias",
-        "roberta.embeddings.position_ids",
-    )
-    copies = ((words, "roberta.embeddings.word_embeddings.weight"), (copy, bias))
     # of choices, whose layers have the names of a pooler and of BERT's labels
-    choice = zip(
-        weight_and_bias(POOLER, LABEL),
-        weight_and_bias(f"{LABEL}.dense", f"{LABEL}.out_proj"),
-        strict=True,
-    )
-    return Table(
-        all_rules,
-        unused,
-        copies if tied else (),
-        prefix="roberta.",
-        renamed=tuple(choice) if labels else (),
-    )
+    choice = moved(POOLER, LABEL, f"{LABEL}.dense", f"{LABEL}.out_proj") if labels else ()
+    names = (f"{WORDS}.dense", f"{WORDS}.layer_norm")
+    inside = tuple(trunk("roberta"))
+    return encoders.table(model, "roberta", WORDS, names, inside, layers, (POOLER,), choice)
 
 
 def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:

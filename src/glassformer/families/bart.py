@@ -78,7 +78,7 @@ class Kin:
             Key("head_bias", "head.bias", lambda raw: _held(raw, "head_bias", BIAS)),
         )
 
-    def read_config(self, raw: ConfigReader) -> Model:
+    def read_config(self, raw: ConfigReader) -> Any:
         """Its config.json as our config."""
         model = read_keys(raw, self.model(64, (1, 1), 1, 1, 1, 1024), self.keys)
         position: Any = self._position(model.context)

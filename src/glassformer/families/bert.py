@@ -95,7 +95,7 @@ KEYS = (
 )
 
 
-def read_trunk(raw: ConfigReader) -> Encoder:
+def read_trunk(raw: ConfigReader) -> Any:
     """Config of the layers that BERT and its kin share, without heads."""
     return read_keys(raw, replace(bert(128, 2, 2), head=None, pool=None), KEYS)
 

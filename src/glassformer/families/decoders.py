@@ -326,7 +326,7 @@ def variant(
     otherwise, and makes the template. ``missing`` refuses a model without such a block.
     """
 
-    def decode(raw: ConfigReader, model: Any) -> Decoder:
+    def decode(raw: ConfigReader, model: Any) -> Any:
         usual = getattr(first_block(model), slot)
         chosen = choice.decode(raw, stack(model).depth)
         if chosen is None:

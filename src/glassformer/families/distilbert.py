@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config.embed_head import Embed, Head
-from ..core.config.model import Encoder, Model, stacks
+from ..core.config.model import Encoder, stacks
 from .bert import CASED, UNCASED, bert
 from .encoders import (
     ANSWERS,
@@ -60,7 +60,7 @@ def distilbert(depth: int = 6, vocab: int = UNCASED) -> Encoder:
     return replace(bert(768, depth, 12), embed=Embed(vocab), pool=None)
 
 
-def read_config(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Any:
     """A DistilBERT config.json as our config: the architecture says which head there is."""
     model = read_keys(raw, replace(distilbert(), head=None), KEYS)
     act, head = ACTIVATIONS[raw.value("activation", "gelu")], head_of(raw)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Encoder, Head, Model, TokenHead, embed_dim
+from ..core.config import Encoder, Head, TokenHead, embed_dim
 from ..core.config.pool import Pool
 from .bert import bert, read_trunk, write_trunk
 from .encoders import (
@@ -42,7 +42,7 @@ def electra(dim: int, depth: int, heads: int, embed: int | None = None) -> Encod
     )
 
 
-def read_config(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Any:
     """An ELECTRA config.json as our config; the architecture says what each token is asked."""
     model = read_trunk(raw)
     width = raw.integer("embedding_size", 128)

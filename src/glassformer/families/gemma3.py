@@ -48,6 +48,7 @@ WORDS = words(
     key("hidden_activation", "gelu_pytorch_tanh"),
     *gemma.SHARED,
     gemma.QUERY_SCALE,
+    key("final_logit_softcapping", None, "head.softcap"),
     only("attn_logit_softcapping", None, "no Gemma 3 caps its scores"),
     turned(lambda raw: _positions(raw)[1]),
     Section(encode=lambda model: {"rope_local_base_freq": local_scheme(model, LOCAL).theta}),
@@ -57,7 +58,6 @@ WORDS = words(
     num_key_value_heads=4,
     head_dim=256,
     tie_word_embeddings=True,
-    final_logit_softcapping=(None, "head.softcap"),
 )
 
 GEMMA3 = Recipe(

@@ -32,67 +32,54 @@ ACTIVATIONS: dict[str, config.Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-# The place that each word fills, whatever the family.
+# The words of many families for a place.
 PLACES = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim"), "dim"),
-    **dict.fromkeys(
-        ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-        "depth",
-    ),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), "attention.heads"),
-    "num_key_value_heads": "attention.kv_heads",
-    "head_dim": "attention.head_dim",
-    **dict.fromkeys(
-        ("intermediate_size", "hidden_dim", "ffn_dim", "d_ff"),
-        "feedforward.hidden",
-    ),
-    "max_position_embeddings": "context position.length",
-    "vocab_size": "embed.vocab",
-    "type_vocab_size": "embed.segments",
-    **dict.fromkeys(
-        ("hidden_act", "hidden_activation", "activation_function", "activation"), "feedforward.act"
-    ),
-    "tie_word_embeddings": "head.tied",
-    **dict.fromkeys(("initializer_range", "init_std"), "init.std init.embed_std"),
-    **dict.fromkeys(
-        ("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon"),
-        "norm.eps first_norm.eps last_norm.eps attention.qk_norm.eps",
-    ),
-    "attention_bias": "attention.bias",
-    "mlp_bias": "feedforward.bias",
-    **dict.fromkeys(("num_local_experts", "num_experts"), "feedforward.experts"),
-    "num_experts_per_tok": "feedforward.top_k",
-    "norm_topk_prob": "feedforward.normalize",
-    "router_aux_loss_coef": "feedforward.balance_loss",  # weighs our own load-balancing loss
+    word: place
+    for place, words in {
+        "dim": "hidden_size n_embd d_model dim",
+        "depth": "num_hidden_layers n_layer n_layers num_layers",
+        "attention.heads": "num_attention_heads n_head n_heads num_heads",
+        "attention.kv_heads": "num_key_value_heads",
+        "attention.head_dim": "head_dim",
+        "attention.bias": "attention_bias",
+        "feedforward.hidden": "intermediate_size hidden_dim ffn_dim d_ff",
+        "feedforward.act": "hidden_act hidden_activation activation_function activation",
+        "feedforward.bias": "mlp_bias",
+        "feedforward.experts": "num_local_experts num_experts",
+        "feedforward.top_k": "num_experts_per_tok",
+        "feedforward.normalize": "norm_topk_prob",
+        "feedforward.balance_loss": "router_aux_loss_coef",  # weighs our own load-balancing loss
+        "norm.eps first_norm.eps last_norm.eps attention.qk_norm.eps": "rms_norm_eps norm_eps "
+        "norm_epsilon layer_norm_eps layer_norm_epsilon",
+        "context position.length": "max_position_embeddings",
+        "embed.vocab": "vocab_size",
+        "embed.segments": "type_vocab_size",
+        "head.tied": "tie_word_embeddings",
+        "init.std init.embed_std": "initializer_range init_std",
+    }.items()
+    for word in words.split()
 }
 # The largest integer of a place, by its last step.
 INTEGERS = {
-    "dim": 1 << 20,
-    "segments": 1 << 20,
-    "buckets": 1 << 20,
-    "distance": 1 << 20,
-    "depth": MOST_BLOCKS,
-    "context": MOST_POSITIONS,
-    "vocab": MOST_TOKENS,
-    "hidden": MOST_HIDDEN,
-    "kv_rank": MOST_HIDDEN,
-    "q_rank": MOST_HIDDEN,
-    "heads": MOST_HEADS,
-    "head_dim": MOST_HEADS,
-    "experts": MOST_HEADS,
-    "top_k": MOST_HEADS,
-    "state_heads": MOST_HEADS,
-    "state": MOST_HEADS,
-    "groups": MOST_HEADS,
-    "key_heads": MOST_HEADS,
-    "value_heads": MOST_HEADS,
-    "key_dim": MOST_HEADS,
-    "value_dim": MOST_HEADS,
-    "content_dim": MOST_HEADS,
-    "rope_dim": MOST_HEADS,
-    "kernel": 64,
+    step: most
+    for most, steps in {
+        64: "kernel",
+        MOST_BLOCKS: "depth",
+        MOST_HEADS: "heads head_dim experts top_k state_heads state groups key_heads value_heads "
+        "key_dim value_dim content_dim rope_dim",
+        MOST_HIDDEN: "hidden kv_rank q_rank",
+        MOST_POSITIONS: "context",
+        MOST_TOKENS: "vocab",
+        1 << 20: "dim segments buckets distance",
+    }.items()
+    for step in steps.split()
 }
-NUMBERS = {"eps": 1.0, "dropout": 0.99, "std": 10.0}  # the largest of these, 1e12 of all else
+NUMBERS = {
+    "eps": 1.0,
+    "dropout": 0.99,
+    "std": 10.0,
+    "tolerance": 1e3,
+}  # the largest of these, 1e12 of all else
 
 
 @dataclass(frozen=True)
@@ -209,7 +196,7 @@ def read_keys(raw: ConfigReader, model: Any, keys: Sequence[Key]) -> Any:
 
 def fill(model: Any, values: Sequence[tuple[str, Any]]) -> Any:
     """The model with values at places, where it has them."""
-    tree, changes = serial.to_dict(model), {}
+    tree, changes = serial.to_dict(model), dict[str, Any]()
     for places, value in values:
         for place in places.split():
             changes |= dict.fromkeys((path for path, _ in _homes(tree, place)), value)
@@ -218,7 +205,7 @@ def fill(model: Any, values: Sequence[tuple[str, Any]]) -> Any:
 
 def write_keys(model: Any, keys: Sequence[Key]) -> dict[str, Any]:
     """Settings of a config.json for the model; UserError where the model has nothing in a place."""
-    tree, raw = serial.to_dict(spelled_out(model)), {}
+    tree, raw = serial.to_dict(spelled_out(model)), dict[str, Any]()
     for entry in (entry for entry in keys if entry.names):
         place = entry.places.split()[0]
         homes = [value for _, value in _homes(tree, place)]

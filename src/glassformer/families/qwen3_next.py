@@ -35,12 +35,11 @@ NORM = RMSNorm(1e-6, offset=1.0)
 
 
 def qwen3_next(
-    dim: int, depth: int, attention: GatedAttention, delta: GatedDelta, think: GatedMLP | MoE
+    dim: int, depth: int, attention: GatedAttention, delta: Any, think: GatedMLP | MoE
 ) -> Decoder:
     """The shape of Qwen3-Next: 151,936 tokens, 262,144 positions."""
     full = Block(attention, think, NORM)
-    mixer: Any = delta
-    linear = replace(full, attention=mixer)
+    linear = replace(full, attention=delta)
     pattern = (linear, linear, linear, full)
     return decoder(dim, depth, 262_144, 151_936, pattern, Rotary(1e7, fraction=0.25))
 

@@ -88,7 +88,7 @@ KEYS = (
 )
 
 
-def read_config(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Any:
     """A Marian config.json as our config; ``dropout`` is the stacks' one dropout."""
     raw.only(
         "decoder_vocab_size",

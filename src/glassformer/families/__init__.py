@@ -57,7 +57,7 @@ from .phimoe import PHIMOE
 from .qwen import QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
 from .qwen3_next import QWEN3_NEXT
 from .recipe import ConfigReader as ConfigReader
-from .recipe import Held
+from .recipe import Held, Settings
 from .recipe import Recipe as Recipe
 from .roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from .smollm3 import SMOLLM3
@@ -224,7 +224,7 @@ def read_config(
         raise UserError(text if text.startswith(source) else f"{source}: {text}") from None
 
 
-def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[str, Any]]:
+def write_config(model: config.Model, family: str = "") -> tuple[Recipe, Settings]:
     """The recipe whose published layout holds this config, and its config.json.
 
     The layout of ``family`` is tried first, for several hold a Llama with a window. A layout holds

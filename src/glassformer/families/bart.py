@@ -23,7 +23,7 @@ from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned, Sinusoidal
 from .keys import Key, keys, only, read_keys, read_start, write_keys, write_start
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 from .vaswani import BOTH_SIDES, pair_table, scale_key
 
 POSITIONS = "model.encoder.embed_positions.weight"  # PEGASUS' sines, as its files have them
@@ -88,12 +88,12 @@ class Kin:
             position = replace(position, offset=pad + 1)
         elif self.position != TABLE and _held(raw, "learned_positions", POSITIONS):
             position = Learned(model.context)
-        sides: dict[str, Any] = {
+        sides: Settings = {
             name: replace(stack, position=position) for name, stack in stacks(model).items()
         }
         return replace(model, **sides, start=read_start(raw, self.default_start))
 
-    def write_config(self, model: Model) -> dict[str, Any]:
+    def write_config(self, model: Model) -> Settings:
         """Our config as its config.json, as far as that can say it."""
         position = stacks(model)["encoder"].position
         unknown = {"decoder_start_token_id": None}  # not what theirs takes for an absent word

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
 from ..core.config.init import Init
-from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, Encoder, Model, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Learned
@@ -30,11 +30,12 @@ from .encoders import (
     read_heads,
     tags,
     trunk,
+    words_head,
     write_heads,
 )
-from .keys import ACTIVATIONS, key, keys, only, read_keys, write_keys
+from .keys import key, keys, only, read_keys, write_keys
 from .names import Table
-from .recipe import MISSING, ConfigReader, Recipe
+from .recipe import MISSING, ConfigReader, Recipe, Settings
 
 CASED, UNCASED = 28_996, 30_522  # tokens
 PRETRAINING, NEXT_SENTENCE = "PreTraining", "NextSentencePrediction"
@@ -65,16 +66,10 @@ def read_config(raw: ConfigReader) -> Model:
     ``hidden_dropout_prob`` is the stack's one dropout.
     """
     trunk, head = read_trunk(raw), head_of(raw)
-    act = ACTIVATIONS[raw.value("hidden_act", "gelu")]
-    words = Head(
-        raw.flag("tie_word_embeddings", True),
-        bias=True,
-        transform=act,
-        norm=stacks(trunk)["encoder"].first_norm,
-    )
-    model = read_heads(raw, trunk, words, "tanh")
+    model = read_heads(raw, trunk, "tanh")
     if head == PRETRAINING or (not head and raw.holds("cls.predictions.bias")):
-        model = replace(model, head=words)
+        tied = raw.flag("tie_word_embeddings", True)
+        model = replace(model, head=replace(words_head(trunk), tied=tied))
     return model if head in (LABELS, CHOICE) else replace(model, pool=read_pool(raw, head))
 
 
@@ -114,7 +109,7 @@ def read_pooler(raw: ConfigReader, prefix: str) -> Pool | None:
     return Pool("first", "tanh") if held and raw.flag("add_pooling_layer", True) else None
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
+def write_config(model: Encoder) -> Settings:
     """Our config as a BERT config.json, as far as that can say it."""
     raw = {**write_heads(model, "Bert"), **write_trunk(model)}
     if model.head is not None and model.pool is not None:
@@ -122,7 +117,7 @@ def write_config(model: Encoder) -> dict[str, Any]:
     return raw
 
 
-def write_trunk(model: Encoder) -> dict[str, Any]:
+def write_trunk(model: Encoder) -> Settings:
     """Settings that BERT and its kin share."""
     return write_keys(model, KEYS)
 

@@ -7,7 +7,7 @@ own words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,8 +36,8 @@ from .keys import (
     read_keys,
     write_keys,
 )
-from .names import NameRule, Table, rules
-from .recipe import ConfigReader, tile
+from .names import NameRule, Names, Table, rules
+from .recipe import ConfigReader, Settings, tile
 
 INIT = Init(0.02, 0.02, "plain")
 SCALINGS = ("default", "linear", "llama3", "yarn")
@@ -101,7 +101,7 @@ def window_of(raw: ConfigReader, default: int | None) -> Any:
     return raw.integer("sliding_window", unsaid, most=MOST_POSITIONS)
 
 
-def write_rope(model: Model) -> dict[str, Any]:
+def write_rope(model: Model) -> Settings:
     """Rotary positions in the words of transformers 4, which version 5 reads as well."""
     position = rotary_of(model)
     return {"rope_theta": position.theta, "rope_scaling": write_scaling(position.scaling)}
@@ -113,11 +113,12 @@ def rotary_of(model: Model) -> Rotary:
     return position if isinstance(position, Rotary) else Rotary()
 
 
-def write_rope_table(model: Model) -> dict[str, Any]:
+def write_rope_table(model: Model, theta_first: bool = False) -> Settings:
     """Rotary positions in the words of transformers 5."""
     position = rotary_of(model)
-    table = {"rope_type": "default", **(write_scaling(position.scaling) or {})}
-    return {"rope_parameters": {**table, "rope_theta": position.theta}}
+    table, theta = write_scaling(position.scaling), {"rope_theta": position.theta}
+    table = table or {"rope_type": "default"}
+    return {"rope_parameters": {**theta, **table} if theta_first else {**table, **theta}}
 
 
 ROPE, ROPE_TABLE = Section(encode=write_rope), Section(encode=write_rope_table)
@@ -261,7 +262,7 @@ def windows(
             ],
         )
 
-    def encode(model: Model) -> dict[str, Any]:
+    def encode(model: Model) -> Settings:
         still_blocks = any(block.position for block in stack(model).pattern)
         known = still_blocks if optional else required
         size = window_size(model) or (default if known else None)
@@ -276,7 +277,7 @@ class Choice:
     and the file says nothing of that kind."""
 
     decode: Callable[[ConfigReader, int], Sequence[bool] | None]
-    encode: Callable[[Sequence[bool]], dict[str, Any]]
+    encode: Callable[[Sequence[bool]], Settings]
 
 
 def listed(first: str, second: str, default: Callable[[ConfigReader, int], Any]) -> Choice:
@@ -303,7 +304,7 @@ def _steps(raw: ConfigReader, depth: int) -> list[bool]:
     return [i not in dense and (i + 1) % step == 0 for i in range(depth)]
 
 
-def _write_steps(mixtures: Sequence[bool]) -> dict[str, Any]:
+def _write_steps(mixtures: Sequence[bool]) -> Settings:
     dense = [i for i, is_mixture in enumerate(mixtures) if not is_mixture]
     return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 
@@ -337,7 +338,7 @@ def variant(
             model, [replace(block, **{slot: layer}) if is_it else block for block, is_it in pairs]
         )
 
-    def encode(model: Any) -> dict[str, Any]:
+    def encode(model: Any) -> Settings:
         layers = [getattr(block, slot) for block in blocks_of(model)]
         chosen = [isinstance(layer, type(template)) for layer in layers]
         need(any(chosen) or not missing, missing)
@@ -453,7 +454,7 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def even_heads(model: Model, layout: str) -> dict[str, Any]:
+def even_heads(model: Model, layout: str) -> Settings:
     """No words: refuse heads that do not divide the width, where transformers does."""
     heads = first_block(model).attention.heads
     if model.dim % heads:
@@ -496,7 +497,7 @@ SCALING_WORDS = {
 }
 
 
-def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+def write_scaling(scaling: RopeScaling | None) -> Settings | None:
     """A scaling as the ``rope_scaling`` table."""
     if scaling is None:
         return None
@@ -511,6 +512,7 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 # ------------------------------------------------------------------------------------ weight names
 
+NO_NAMES: Names = {}
 OURS, THEIRS = "decoder.blocks.{i}", "model.layers.{i}"
 ATTENTION = {
     "attn.q": "self_attn.q_proj",
@@ -548,14 +550,14 @@ CONSTANTS = ("model.layers.{i}.self_attn.rotary_emb.inv_freq", "model.rotary_emb
 
 
 def table(
-    *layers: Mapping[str, str],
-    tables: Mapping[str, str] = {},
-    turned: Mapping[str, str] = {},
+    *layers: Names,
+    tables: Names = NO_NAMES,
+    turned: Names = NO_NAMES,
     more: Sequence[NameRule] = (),
     layer: str = THEIRS,
     last_norm: str = "model.norm",
     token: str = "model.embed_tokens",
-    ends: Mapping[str, str] = {},
+    ends: Names = NO_NAMES,
     side: str = "decoder",
     head: str = "lm_head",
     prefix: str = "model.",
@@ -568,7 +570,7 @@ def table(
     matrices lie (inputs, outputs), ``ends`` the file's layers beside the blocks to ours.
     """
 
-    def paths(names: Mapping[str, str]) -> dict[str, str]:
+    def paths(names: Names) -> dict[str, str]:
         return {
             f"{layer}.{file_name}": f"{side}.blocks.{{i}}.{name}"
             for name, file_name in names.items()

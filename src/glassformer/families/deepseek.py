@@ -21,7 +21,7 @@ from .decoders import (
 )
 from .keys import Key, Section, Words, nullable, only
 from .latent import LatentAttention
-from .recipe import ConfigReader, Recipe, tile
+from .recipe import ConfigReader, Recipe, Settings, tile
 from .routed import RoutedMoE
 
 NORM = RMSNorm(1e-6)
@@ -115,7 +115,7 @@ BIAS = Key("", "feedforward.bias", lambda raw: raw.flag("mlp_bias", False))
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def _write_rope(model: Model) -> dict[str, Any]:
+def _write_rope(model: Model) -> Settings:
     """Rotary positions, and what multiplies the scores in their words."""
     raw, attention = write_rope(model), first_block(model).attention
     table, width = raw["rope_scaling"], attention.width(model.dim)
@@ -134,7 +134,7 @@ def _write_rope(model: Model) -> dict[str, Any]:
     return raw
 
 
-def _write_method(model: Model) -> dict[str, Any]:
+def _write_method(model: Model) -> Settings:
     """The method and the biases of a DeepSeek-V2's last block, which is a mixture."""
     mixture: Any = blocks_of(model)[-1].feedforward
     method = "group_limited_greedy" if mixture.groups > 1 else "greedy"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.embed_head import Embed, Head
-from ..core.config.model import Encoder, stacks
+from ..core.config.embed_head import Embed
+from ..core.config.model import Encoder
 from .bert import CASED, UNCASED, bert
 from .encoders import (
     ANSWERS,
@@ -27,9 +27,9 @@ from .encoders import (
     write_heads,
     write_labels,
 )
-from .keys import ACTIVATIONS, Key, key, keys, read_keys, write_keys
+from .keys import Key, key, keys, read_keys, write_keys
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 # what each head calls the dropout before its labels, and transformers' default
 DROPOUTS = {
@@ -63,10 +63,9 @@ def distilbert(depth: int = 6, vocab: int = UNCASED) -> Encoder:
 def read_config(raw: ConfigReader) -> Any:
     """A DistilBERT config.json as our config: the architecture says which head there is."""
     model = read_keys(raw, replace(distilbert(), head=None), KEYS)
-    act, head = ACTIVATIONS[raw.value("activation", "gelu")], head_of(raw)
-    words = Head(bias=True, transform=act, norm=stacks(model)["encoder"].first_norm)
+    head = head_of(raw)
     if head not in DROPOUTS:
-        return read_heads(raw, model, words, act)
+        return read_heads(raw, model, "relu")
     name, default = DROPOUTS[head]
     dropout = raw.number(name, default, most=0.99)
     if head in (LABELS, CHOICE):
@@ -74,7 +73,7 @@ def read_config(raw: ConfigReader) -> Any:
     return replace(model, token_head=read_token_head(raw, head, dropout))
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
+def write_config(model: Encoder) -> Settings:
     """Our config as a DistilBERT config.json, as far as that can say it."""
     raw, head = write_keys(model, KEYS), head_name(model)
     if head not in DROPOUTS:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Encoder, Head, TokenHead, embed_dim
+from ..core.config import Encoder, TokenHead, embed_dim
 from ..core.config.pool import Pool
 from .bert import bert, read_trunk, write_trunk
 from .encoders import (
@@ -24,7 +24,7 @@ from .encoders import (
 )
 from .keys import ACTIVATIONS
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 DISCRIMINATOR = "PreTraining"
 SUMMARY = "sequence_summary.summary"
@@ -52,9 +52,7 @@ def read_config(raw: ConfigReader) -> Any:
         return replace(model, token_head=TokenHead(1, ACTIVATIONS[raw.value("hidden_act", "gelu")]))
     # its labels have this activation whatever the blocks have; a choice says its own
     return (
-        replace(model, pool=read_choice(raw))
-        if head == CHOICE
-        else read_heads(raw, model, Head(), "gelu")
+        replace(model, pool=read_choice(raw)) if head == CHOICE else read_heads(raw, model, "gelu")
     )
 
 
@@ -66,7 +64,7 @@ def read_choice(raw: ConfigReader) -> Pool:
     return Pool("first", act, 1, raw.number("summary_last_dropout", 0.1, most=0.99))
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
+def write_config(model: Encoder) -> Settings:
     """Our config as an ELECTRA config.json, as far as that can say it."""
     raw = {**write_trunk(model), "embedding_size": embed_dim(model)}
     head = model.token_head

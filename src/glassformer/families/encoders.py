@@ -3,16 +3,15 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..core.config.embed_head import Head
 from ..core.config.feedforward import Activation
-from ..core.config.model import Encoder
+from ..core.config.model import Encoder, stacks
 from ..core.config.pool import Pool, TokenHead
-from .names import NameRule, Table, rules
-from .recipe import ConfigReader
+from .names import NameRule, Names, Pairs, Table, rules
+from .recipe import ConfigReader, Settings
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
 TOKENS, ANSWERS = "TokenClassification", "QuestionAnswering"
@@ -56,14 +55,27 @@ def classifier_dropout(raw: ConfigReader, model: Encoder) -> float:
     return float(raw.number("classifier_dropout", stack_dropout, most=0.99))
 
 
-def read_heads(raw: ConfigReader, model: Encoder, words: Head, act: Activation) -> Encoder:
+def words_head(model: Encoder, act: Activation | None = None) -> Head:
+    """A family's head over the vocabulary, with the activation and the norm of its blocks."""
+    stack = stacks(model)["encoder"]
+    act = act or getattr(stack.pattern[0].feedforward, "act", None)
+    return Head(bias=True, transform=act, norm=stack.first_norm)
+
+
+def read_heads(
+    raw: ConfigReader, model: Encoder, act: Activation, words: Activation | None = None
+) -> Encoder:
     """The model with the head that its architecture names; a bare one ends in its pooler.
 
-    ``words`` is the family's head over the vocabulary, ``act`` the activation before its labels.
+    ``act`` is the activation before labels; ``words`` that of the head over the vocabulary, where it
+    is not the blocks'.
     """
     head = head_of(raw)
     if head == MASKED:
-        return replace(model, head=replace(words, tied=raw.flag("tie_word_embeddings", True)))
+        return replace(
+            model,
+            head=replace(words_head(model, words), tied=raw.flag("tie_word_embeddings", True)),
+        )
     if head in (LABELS, CHOICE):
         return replace(model, pool=read_label_pool(raw, head, act, classifier_dropout(raw, model)))
     if head in (TOKENS, ANSWERS):
@@ -75,7 +87,7 @@ def read_heads(raw: ConfigReader, model: Encoder, words: Head, act: Activation) 
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def write_labels(model: Encoder, dropout: str = "classifier_dropout") -> dict[str, Any]:
+def write_labels(model: Encoder, dropout: str = "classifier_dropout") -> Settings:
     """Settings of the labels, of the text or of each token, and of the ``dropout`` before them."""
     head = model.token_head or model.pool
     assert head is not None
@@ -92,7 +104,7 @@ def head_name(model: Encoder) -> str:
     return LABELS if model.pool is not None and model.pool.labels else ""
 
 
-def write_heads(model: Encoder, family: str) -> dict[str, Any]:
+def write_heads(model: Encoder, family: str) -> Settings:
     """Settings of the head that a model has, or of a bare model's pooler."""
     head = head_name(model)
     named = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
@@ -128,7 +140,7 @@ _LAYER = {
 }
 
 
-def blocks(layer: str, names: Mapping[str, str]) -> tuple[NameRule, ...]:
+def blocks(layer: str, names: Names) -> tuple[NameRule, ...]:
     """The rules of the layers of each block, the file's below ``layer``."""
     return rules({f"{layer}.{{i}}.{a}": f"encoder.blocks.{{i}}.{b}" for a, b in names.items()})
 
@@ -153,7 +165,7 @@ def table(
     words: str,
     layers: Sequence[str],
     inside: Sequence[NameRule],
-    labels: Mapping[str, str],
+    labels: Names,
     pooler: Sequence[str],
     renamed: Sequence[tuple[str, str]] = (),
 ) -> Table:
@@ -182,7 +194,7 @@ def table(
     )
 
 
-def moved(*names: str) -> tuple[tuple[str, str], ...]:
+def moved(*names: str) -> Pairs:
     """The ends of layers' names in some files, and after them what they are here."""
     half = len(names) // 2
     pairs = zip(weight_and_bias(*names[:half]), weight_and_bias(*names[half:]), strict=True)

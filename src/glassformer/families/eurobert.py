@@ -17,7 +17,7 @@ from . import decoders
 from .decoders import ATTENTION, GATED, NORMS, read_rotary, write_rope_table
 from .encoders import MASKED, TOKENS, architectures, head_name, head_of, read_labels, write_labels
 from .keys import MOST_HEADS, Key, keys, only, read_keys, write_keys
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def _kv_heads(raw: ConfigReader) -> Any:
@@ -63,7 +63,7 @@ def read_config(raw: ConfigReader) -> Any:
     return replace(model, token_head=TokenHead(read_labels(raw))) if head == TOKENS else model
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
+def write_config(model: Encoder) -> Settings:
     """Our config as a EuroBERT config.json, as far as that can say it."""
     need(model.pool is None, "The eurobert layout holds no pool; keep it beside the model.")
     head = head_name(model)
@@ -71,7 +71,7 @@ def write_config(model: Encoder) -> dict[str, Any]:
         "architectures": [f"EuroBertFor{head}" if head else "EuroBertModel"],
         **write_keys(model, KEYS),
         "pad_token_id": None,  # a tokenizer's follows, where there is one
-        **write_rope_table(model),
+        **write_rope_table(model, theta_first=True),
     }
     if model.token_head is not None:
         return {**raw, "id2label": write_labels(model)["id2label"]}

@@ -4,7 +4,6 @@ values, 40B and 180B a norm for each and 8 heads."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Model, Place, Rotary
 from ..core.errors import need
@@ -12,7 +11,7 @@ from . import gpt2
 from .decoders import blocks_of, decoder, first_block, with_blocks, words
 from .keys import Section, only
 from .names import Table
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def falcon(dim: int, depth: int, heads: int, kv_heads: int = 1) -> Decoder:
@@ -42,7 +41,7 @@ def _kind(raw: ConfigReader, model: Decoder) -> Decoder:
     return with_blocks(model, [block] * len(blocks_of(model)))
 
 
-def _write_kind(model: Model) -> dict[str, Any]:
+def _write_kind(model: Model) -> Settings:
     block = first_block(model)
     heads, kv_heads, new = block.attention.heads, _kv_heads(model), _groups(model)
     need(

@@ -3,7 +3,7 @@ GELU."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,8 @@ from ..core.errors import need
 from . import decoders
 from .decoders import OURS, first_block
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
-from .names import NameRule, Table
-from .recipe import ConfigReader, Recipe
+from .names import NameRule, Names, Table
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def gpt2(
@@ -80,7 +80,7 @@ words = partial(decoders.words, shared=SHARED, rope=Section())
 def fixed_act(act: Activation, layout: str) -> Section:
     """No words: refuse another activation than that of a layout which has no word for it."""
 
-    def encode(model: Model) -> dict[str, Any]:
+    def encode(model: Model) -> Settings:
         fits = getattr(first_block(model).feedforward, "act", None) == act
         need(fits, f'The {layout} layout has no other activation than "{act}".')
         return {}
@@ -95,7 +95,7 @@ ALONE = only("add_cross_attention", False, "a decoder alone has nothing to look 
 _BIASES = "attention.bias feedforward.bias norm.bias last_norm.bias"
 
 
-def _write_bias(model: Model) -> dict[str, Any]:
+def _write_bias(model: Model) -> Settings:
     """nanoGPT's word, where there are none."""
     return {} if getattr(first_block(model).attention, "bias", True) else {"bias": False}
 
@@ -154,7 +154,7 @@ MASKS = (
 
 
 def table(
-    *layers: Mapping[str, str],
+    *layers: Names,
     layer: str = THEIRS,
     token: str = "wte",
     first_norm: str = "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import MLP, Attention, Block, Decoder, Head, Init, LayerNorm, Learned, Model
 from ..core.errors import need
@@ -11,7 +10,7 @@ from . import gpt2
 from .decoders import decoder, first_block
 from .keys import Key, Section, only
 from .names import Table
-from .recipe import Recipe
+from .recipe import Recipe, Settings
 
 
 def gpt_bigcode(
@@ -31,7 +30,7 @@ def _shares(model: Model) -> bool:
     return attention.kv_heads == 1 and attention.heads > 1
 
 
-def _write_heads(model: Model) -> dict[str, Any]:
+def _write_heads(model: Model) -> Settings:
     attention, shared = first_block(model).attention, _shares(model)
     need(
         shared or attention.kv_heads in (None, attention.heads),

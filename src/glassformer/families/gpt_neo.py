@@ -21,7 +21,7 @@ from ..core.config import (
 from . import gpt2
 from .decoders import blocks_of, decoder, slides, window_size, with_masks
 from .keys import MOST_BLOCKS, MOST_POSITIONS, Section
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def gpt_neo(dim: int, depth: int, heads: int) -> Decoder:
@@ -62,7 +62,7 @@ def _is_grouped(groups: Any) -> bool:
     )
 
 
-def _write_masks(model: Model) -> dict[str, Any]:
+def _write_masks(model: Model) -> Settings:
     kinds = [("global", "local")[slides(block)] for block in blocks_of(model)]
     return {"attention_types": [[kinds, 1]], "window_size": window_size(model) or 256}
 

@@ -10,7 +10,7 @@ from . import gpt2
 from .decoders import NORMS, decoder, first_block, read_rotary, stack, turned, words, write_scaling
 from .keys import Key, Section
 from .names import Table
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def gpt_neox(dim: int, depth: int, heads: int, vocab: int = 50_304) -> Decoder:
@@ -27,7 +27,7 @@ def _position(raw: ConfigReader) -> Rotary:
     return read_rotary(ConfigReader({**raw.table, **words}, raw.source), fraction=share)
 
 
-def _write_position(model: Model) -> dict[str, Any]:
+def _write_position(model: Model) -> Settings:
     position: Any = stack(model).position
     need(isinstance(position, Rotary), "The gpt_neox layout holds only rotary positions.")
     return {

@@ -11,7 +11,7 @@ from ..core.errors import need
 from . import gpt2
 from .decoders import decoder, first_block, stack
 from .keys import MOST_HEADS, Key, Section
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def gptj(dim: int, depth: int, heads: int, turned: int, vocab: int = 50_400) -> Decoder:
@@ -31,7 +31,7 @@ def _fraction(raw: ConfigReader) -> float:
     return turned / float(width)
 
 
-def _write_turned(model: Model) -> dict[str, Any]:
+def _write_turned(model: Model) -> Settings:
     position: Any = stack(model).position
     need(isinstance(position, Rotary), "The gptj layout holds only rotary positions.")
     width = first_block(model).attention.width(model.dim)

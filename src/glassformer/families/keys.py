@@ -15,7 +15,7 @@ from typing import Any
 from ..core import config
 from ..core.config import serial
 from ..core.errors import UserError, need
-from .recipe import MISSING, ConfigReader, tile
+from .recipe import MISSING, ConfigReader, Settings, tile
 
 # heads, dimensions a head, experts; hidden: far above any published
 MOST_HEADS, MOST_HIDDEN = 1 << 14, 1 << 22
@@ -163,7 +163,7 @@ class Section:
     one."""
 
     decode: Callable[[ConfigReader, Any], Any] = lambda raw, model: model
-    encode: Callable[[Any], dict[str, Any]] = lambda model: {}
+    encode: Callable[[Any], Settings] = lambda model: {}
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Words:
             model = section.decode(raw, model)
         return model
 
-    def encode(self, model: Any) -> dict[str, Any]:
+    def encode(self, model: Any) -> Settings:
         """Our config as a config.json, as far as that can say it."""
         raw = write_keys(model, self.keys)
         for section in self.sections:
@@ -196,16 +196,16 @@ def read_keys(raw: ConfigReader, model: Any, keys: Sequence[Key]) -> Any:
 
 def fill(model: Any, values: Sequence[tuple[str, Any]]) -> Any:
     """The model with values at places, where it has them."""
-    tree, changes = serial.to_dict(model), dict[str, Any]()
+    tree, changes = serial.to_dict(model), Settings()
     for places, value in values:
         for place in places.split():
             changes |= dict.fromkeys((path for path, _ in _homes(tree, place)), value)
     return serial.change(model, changes)
 
 
-def write_keys(model: Any, keys: Sequence[Key]) -> dict[str, Any]:
+def write_keys(model: Any, keys: Sequence[Key]) -> Settings:
     """Settings of a config.json for the model; UserError where the model has nothing in a place."""
-    tree, raw = serial.to_dict(spelled_out(model)), dict[str, Any]()
+    tree, raw = serial.to_dict(spelled_out(model)), Settings()
     for entry in (entry for entry in keys if entry.names):
         place = entry.places.split()[0]
         homes = [value for _, value in _homes(tree, place)]
@@ -217,7 +217,7 @@ def write_keys(model: Any, keys: Sequence[Key]) -> dict[str, Any]:
     return raw
 
 
-def _homes(tree: dict[str, Any], place: str) -> list[tuple[str, Any]]:
+def _homes(tree: Settings, place: str) -> list[tuple[str, Any]]:
     """The paths and values of a place: the model's, or its stacks', or their blocks'."""
     sides = [side for side in ("encoder", "decoder") if side in tree]
     blocks = [f"{side}.pattern" for side in sides]
@@ -258,7 +258,7 @@ def read_start(raw: ConfigReader, default: int | None = None) -> tuple[int, ...]
     return () if first is None else (first,) if forced is None else (first, forced)
 
 
-def write_start(model: Any) -> dict[str, Any]:
+def write_start(model: Any) -> Settings:
     """Words of a config.json for what a target begins with."""
     start = getattr(model, "start", ())
     words = ("decoder_start_token_id", "forced_bos_token_id")
@@ -273,7 +273,7 @@ def write_start(model: Any) -> dict[str, Any]:
 def spelled_out(model: config.Model) -> config.Model:
     """The config with the defaults of its blocks spelled out, so that two which mean the same are
     equal."""
-    stacks: dict[str, Any] = {
+    stacks: Settings = {
         name: _spelled_stack(stack, model.dim) for name, stack in config.stacks(model).items()
     }
     return replace(model, **stacks)

@@ -10,7 +10,7 @@ from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Ro
 from .decoders import decoder, listed, rotary, table, variant, words
 from .keys import MOST_HIDDEN, Key, Section, keys
 from .mixers import ShortConv
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 NORM = RMSNorm(1e-5)
 
@@ -46,7 +46,7 @@ def _convolves(raw: ConfigReader, depth: int) -> list[bool]:
     return [i not in attends for i in range(depth)]
 
 
-def _write_kinds(convolves: Sequence[bool]) -> dict[str, Any]:
+def _write_kinds(convolves: Sequence[bool]) -> Settings:
     attends = [i for i, is_conv in enumerate(convolves) if not is_conv]
     return {**_KINDS.encode(convolves), "full_attn_idxs": attends}
 

@@ -9,7 +9,7 @@ from ..core.errors import need
 from .decoders import decoder, first_block, table
 from .keys import Section, Words, keys, only
 from .mixers import Mamba2
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 CONTEXT = 1 << 20  # no file tells one: a state reads any length
 
@@ -38,7 +38,7 @@ def _check(raw: ConfigReader, model: Decoder) -> Decoder:
     return model
 
 
-def _write_expand(model: Model) -> dict[str, Any]:
+def _write_expand(model: Model) -> Settings:
     mixer: Any = first_block(model).attention
     need(isinstance(mixer, Mamba2), "The mamba2 layout holds only blocks of Mamba2.")
     return {"expand": mixer.inner // model.dim}

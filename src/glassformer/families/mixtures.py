@@ -3,7 +3,7 @@ and blocks that predict later tokens, which a file may hold beside the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,8 @@ from ..core.errors import need
 from . import decoders
 from .decoders import EXPERTS, GATED, NORMS, THEIRS, Choice, blocks_of, variant
 from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, Key, Section, keys
-from .names import Table
-from .recipe import ConfigReader
+from .names import Names, Table
+from .recipe import ConfigReader, Settings
 from .routed import RoutedMoE
 
 NAMES = {**EXPERTS, "ffn.correction": "mlp.gate.e_score_correction_bias"}
@@ -64,7 +64,7 @@ def routed(
         raw.must(fits, "first_k_dense_replace", "a number of blocks, or 0")
         return [i >= count for i in range(depth)]
 
-    def write_dense(mixtures: Sequence[bool]) -> dict[str, Any]:
+    def write_dense(mixtures: Sequence[bool]) -> Settings:
         return {"first_k_dense_replace": len(mixtures) - sum(mixtures)}
 
     missing = f"The {layout} layout holds only mixtures with a shared expert."
@@ -86,7 +86,7 @@ def routed(
         missing,
     )
 
-    def encode(model: Model) -> dict[str, Any]:
+    def encode(model: Model) -> Settings:
         raw = section.encode(model)
         width, rest = divmod(raw["n_shared_experts"], raw["moe_intermediate_size"])
         need(not rest, f"The {layout} layout has a shared expert as wide as several experts.")
@@ -97,7 +97,7 @@ def routed(
     return replace(section, encode=encode)
 
 
-def table(*layers: Mapping[str, str]) -> Callable[[Model], Table]:
+def table(*layers: Names) -> Callable[[Model], Table]:
     """The table of names for a model: blocks after its last, which predict later tokens, are
     ignored."""
     names = decoders.table(*layers, GATED, NORMS, SHARED, tables=NAMES)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import serial
 from ..core.config.model import EncoderDecoder, Model
 from . import t5
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 DEFAULTS = {"feed_forward_proj": "gated-gelu", "n_positions": 1024, "decoder_start_token_id": 0}
 
@@ -25,7 +24,7 @@ def read_config(raw: ConfigReader) -> Model:
     return t5.read_config(replace(raw, table=table))
 
 
-def write_config(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> Settings:
     """Our config as an mT5 config.json, as far as that can say it."""
     raw = t5.write_config(model)
     raw.pop("scale_decoder_outputs", None)

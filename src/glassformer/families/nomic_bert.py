@@ -6,12 +6,11 @@ Files of the hub may say the same in GPT-2's words (``n_embd``), which are read 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import GatedMLP
 from ..core.config.init import Init
-from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, Encoder, Model, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Rotary
@@ -28,9 +27,9 @@ from .encoders import (
     read_heads,
     write_heads,
 )
-from .keys import ACTIVATIONS, Key, key, keys, only, read_keys, write_keys
+from .keys import Key, key, keys, only, read_keys, write_keys
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 KEYS = (
     only("activation_function", "swiglu", "the gate here is SwiGLU's"),
@@ -89,20 +88,18 @@ def read_config(raw: ConfigReader) -> Model:
     renamed = {OLDER[name]: value for name, value in raw.table.items() if name in OLDER}
     raw = replace(raw, table={**renamed, **raw.table})
     model = read_keys(raw, replace(nomic_bert(), head=None), KEYS)
-    act = ACTIVATIONS[raw.value("hidden_act", "silu")]
-    words = Head(bias=True, transform=act, norm=stacks(model)["encoder"].first_norm)
-    model, pooled = read_heads(raw, model, words, "tanh"), raw.flag("add_pooling_layer", False)
+    model, pooled = read_heads(raw, model, "tanh"), raw.flag("add_pooling_layer", False)
     held = any(raw.holds(f"{prefix}pooler.dense.weight") for prefix in ("", "nomic_bert."))
     bare = not head_of(raw) and (pooled or held)
     return replace(model, pool=Pool("first", "tanh")) if bare else model
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
+def write_config(model: Encoder) -> Settings:
     """Our config as a Nomic BERT config.json, as far as that can say it."""
     raw = {
         **write_heads(model, "NomicBert"),
         **write_keys(model, KEYS),
-        **write_rope_table(model),
+        **write_rope_table(model, theta_first=True),
         "pad_token_id": 0,  # transformers takes no null; where a weight starts is all it says
     }
     return raw if head_name(model) else {**raw, "add_pooling_layer": model.pool is not None}

@@ -7,7 +7,6 @@ experts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import (
     Attention,
@@ -42,7 +41,7 @@ from .decoders import (
     write_rope_table,
 )
 from .keys import Section, only
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 NORM = RMSNorm(1e-6)
 THETA3 = 500_000.0  # of both kinds of block
@@ -101,7 +100,7 @@ def _positions3(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     return Rotary(THETA3), read_rotary(raw, THETA3)
 
 
-def _write_tables(model: Model) -> dict[str, Any]:
+def _write_tables(model: Model) -> Settings:
     """A table for blocks with a window, and one for all others."""
     near = {"rope_type": "default", "rope_theta": local_scheme(model, THETA3).theta}
     far = write_rope_table(model)["rope_parameters"]

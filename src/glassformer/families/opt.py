@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Learned, Model
 from ..core.errors import need
 from .decoders import decoder, first_block, stack, table
 from .keys import Section, Words, key, keys, only
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def opt(dim: int, depth: int, heads: int) -> Decoder:
@@ -28,7 +27,7 @@ def _norms(raw: ConfigReader, model: Decoder) -> Decoder:
     return replace(model, decoder=replace(stack(model), pattern=(block,), last_norm=last_norm))
 
 
-def _write_norms(model: Model) -> dict[str, Any]:
+def _write_norms(model: Model) -> Settings:
     place = first_block(model).place
     need(place in ("pre", "post"), f'The opt layout has no norms at the place "{place}".')
     return {

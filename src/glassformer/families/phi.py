@@ -4,7 +4,6 @@ fused tables."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import (
     MLP,
@@ -34,7 +33,7 @@ from .decoders import (
 )
 from .keys import Key, Section
 from .names import NameRule
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 DROPOUTS = "resid_pdrop embd_pdrop attention_dropout"  # the residual's is the stack's
 
@@ -108,7 +107,7 @@ def short_context(raw: ConfigReader, model: Decoder) -> Decoder:
     return replace(model, context=min([model.context, *lengths]))
 
 
-def write_context(model: Model) -> dict[str, Any]:
+def write_context(model: Model) -> Settings:
     """The context of short factors, and that of long ones as the file's."""
     scalings = long_scalings(model).values()
     contexts = [round(scaling.original_context * scaling.factor) for scaling in scalings]

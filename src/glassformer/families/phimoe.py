@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import (
     Attention,
@@ -21,7 +20,7 @@ from .decoders import LONGROPE, decoder, read_rotary, turned, window, words, wri
 from .keys import Section, only
 from .mixtral import WEIGHTS
 from .phi import short_context, write_context
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 from .sparse_mixer import SparseMixerMoE
 
 
@@ -44,7 +43,7 @@ def _positions(raw: ConfigReader) -> Rotary:
     return replace(rotary, scaling=replace(rotary.scaling, attention_factor=size))
 
 
-def _write_rope(model: Model) -> dict[str, Any]:
+def _write_rope(model: Model) -> Settings:
     raw = write_rope(model)
     for scaling in long_scalings(model).values():
         size = scaling.attention_factor

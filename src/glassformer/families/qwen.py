@@ -33,7 +33,7 @@ from .decoders import (
 )
 from .gated_expert import GatedExpert
 from .keys import MOST_HEADS, Key, Section, keys, only
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 NORM = RMSNorm(1e-6)
 
@@ -84,7 +84,7 @@ def _slides(early: Callable[[ConfigReader, int], Sequence[bool]]) -> Section:
         masks = read_windows(raw, size, [size is not None and slides for slides in usual])
         return with_masks(model, masks)
 
-    def encode(model: Model) -> dict[str, Any]:
+    def encode(model: Model) -> Settings:
         kinds, size = write_windows(model), window_size(model)
         return {
             "use_sliding_window": size is not None,

@@ -29,7 +29,7 @@ from .gated_expert import GatedExpert
 from .keys import keys, only
 from .mixers import GatedAttention, GatedDelta
 from .names import NameRule, Table
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 NORM = RMSNorm(1e-6, offset=1.0)
 
@@ -61,7 +61,7 @@ def _mixtures(raw: ConfigReader, depth: int) -> Sequence[bool] | None:
     return chosen if chosen and any(chosen) and raw.value("num_experts", 512) != 0 else None
 
 
-def _write_mixtures(model: Model) -> dict[str, Any]:
+def _write_mixtures(model: Model) -> Settings:
     """The words of the mixtures; no experts where no block has any."""
     if not any(isinstance(block.feedforward, MoE) for block in blocks_of(model)):
         return {"num_experts": 0}

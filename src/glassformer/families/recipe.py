@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ..core import config
 from ..core.config import serial
@@ -15,6 +15,7 @@ from ..core.errors import UserError, nearest
 from .names import Table
 
 T = TypeVar("T")
+Settings: TypeAlias = dict[str, Any]  # of a config.json, by their words
 MISSING: Any = object()
 
 
@@ -49,7 +50,7 @@ class Recipe:
     tokenizer: str = ""
     checkpoint: str = ""
     read_config: Callable[[ConfigReader], config.Model] | None = None
-    write_config: Callable[[Any], dict[str, Any]] | None = None
+    write_config: Callable[[Any], Settings] | None = None
     weights: Table | Callable[[Any], Table] = Table(())
     layout: Callable[[config.Model], config.Model] = lambda model: model
     bare: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class Recipe:
     family: str = ""
 
     def __post_init__(self) -> None:
-        derived: dict[str, Any] = {}
+        derived: Settings = {}
         if self.words and not self.read_config:
             derived |= {"read_config": self.words.decode, "write_config": self.words.encode}
         if self.family and not self.architectures:
@@ -87,7 +88,7 @@ class BothWays(Protocol):
 
     def decode(self, raw: ConfigReader) -> config.Model: ...
 
-    def encode(self, model: Any) -> dict[str, Any]: ...
+    def encode(self, model: Any) -> Settings: ...
 
 
 class Held(Protocol):

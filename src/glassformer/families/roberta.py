@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ..core.config.embed_head import Embed, Head
 from ..core.config.model import Encoder, Model, stacks
@@ -35,7 +34,7 @@ from .encoders import (
 )
 from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
 from .names import Table
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
 WORDS, LABEL, POOLER = "lm_head", "classifier", "roberta.pooler.dense"
@@ -88,13 +87,12 @@ def read_config(raw: ConfigReader) -> Model:
     """A RoBERTa config.json as our config: the architecture says which head there is."""
     start = replace(roberta(128, 2, 2), head=None)
     trunk = read_keys(raw, start, KEYS)
-    norm = stacks(trunk)["encoder"].first_norm
     # transformers' head has this activation whatever the blocks have
-    model = read_heads(raw, trunk, Head(bias=True, transform="gelu", norm=norm), "tanh")
+    model = read_heads(raw, trunk, "tanh", "gelu")
     return model if head_of(raw) else replace(model, pool=read_pooler(raw, "roberta."))
 
 
-def write_config(model: Encoder, family: str) -> dict[str, Any]:
+def write_config(model: Encoder, family: str) -> Settings:
     """Our config as a config.json of RoBERTa or its kin, as far as that can say it."""
     raw, position = write_keys(model, KEYS), stacks(model)["encoder"].position
     rows = position.length + position.start if isinstance(position, Learned) else None

@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from ..core import config, files
 from ..core.errors import UserError, need
-from .recipe import ConfigReader
+from .names import Pairs
+from .recipe import ConfigReader, Settings
 
 KEY = "sentence_vectors"
 PAGE = "config_sentence_transformers.json"
@@ -52,7 +53,7 @@ FLAGS = {  # how versions before 6 said it, each true or false
 }
 
 
-def open_beside(folder: Path) -> dict[str, Any]:
+def open_beside(folder: Path) -> Settings:
     """Settings in a folder's modules.json and the files it names, under our key; empty where there
     is none."""
     if not (folder / MODULES).is_file():
@@ -116,18 +117,18 @@ def open_beside(folder: Path) -> dict[str, Any]:
     }
 
 
-def _page(folder: Path) -> dict[str, Any]:
+def _page(folder: Path) -> Settings:
     return files.read_json(folder / PAGE, FIX) if (folder / PAGE).is_file() else {}
 
 
-def open_prompts(folder: Path) -> tuple[tuple[str, str], ...]:
+def open_prompts(folder: Path) -> Pairs:
     """The prompts of a sentence encoder's folder, names and texts; empty where there are none."""
     page = _page(folder) if (folder / MODULES).is_file() else {}
     default = page.get("default_prompt_name")
     return read_prompts(page.get("prompts") or {}, default, str(folder / PAGE))
 
 
-def read_prompts(table: Any, default: Any, source: str) -> tuple[tuple[str, str], ...]:
+def read_prompts(table: Any, default: Any, source: str) -> Pairs:
     """Names and texts of prompts, the ``default`` under the empty name too.
 
     Raises UserError for what is no table of texts, and for a default that is not in it.
@@ -170,7 +171,7 @@ def read_score(raw: ConfigReader, model: config.Model) -> config.Model:
     return replace(model, pool=replace(pool, sigmoid=several or named == "Sigmoid"))
 
 
-def write_score(model: config.Model) -> dict[str, Any]:
+def write_score(model: config.Model) -> Settings:
     """The words that say of labels that each has a probability of its own."""
     pool = model.pool
     if pool is None or not pool.labels or not pool.sigmoid:
@@ -197,7 +198,7 @@ def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
     return replace(model, head=None, pool=pool, context=min(length, model.context))
 
 
-def write_config(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
+def write_config(model: config.Model) -> tuple[config.Model, Settings]:
     """The encoder alone, and what the files beside its config.json must say; any other model as it
     is."""
     pool = model.pool
@@ -236,7 +237,7 @@ def files_of(
         **{flag: mode == settings["pooling"] for flag, mode in FLAGS.items()},
     }
     length = {"max_seq_length": settings["max_seq_length"], "do_lower_case": False}
-    tables: dict[str, Any] = {MODULES: modules, POOLING: pooling, LENGTH: length}
+    tables: Settings = {MODULES: modules, POOLING: pooling, LENGTH: length}
     if prompts:
         texts = dict(prompts)
         first = texts.pop("", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import (
     Attention,
@@ -27,7 +26,7 @@ from .decoders import (
     words,
 )
 from .keys import Section, only
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def smollm3(depth: int = 36, context: int = 65_536, theta: float = 5e6) -> Decoder:
@@ -49,7 +48,7 @@ def _turns(raw: ConfigReader, model: Decoder) -> Decoder:
     return with_blocks(model, [block if turn else still for turn in turns[:depth]])
 
 
-def _write_turns(model: Model) -> dict[str, Any]:
+def _write_turns(model: Model) -> Settings:
     return {"no_rope_layers": [int(block.position is None) for block in blocks_of(model)]}
 
 

@@ -36,7 +36,7 @@ from .keys import (
     write_start,
 )
 from .names import NameRule, Table
-from .recipe import MISSING, ConfigReader, Recipe
+from .recipe import MISSING, ConfigReader, Recipe, Settings
 
 INIT = Init(0.02, 1.0, "plain")
 WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
@@ -121,7 +121,7 @@ def read_config(raw: ConfigReader) -> Model:
     return alone(model) if raw.architecture(WHOLE).endswith(ENCODER) else model
 
 
-def write_config(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> Settings:
     """Our config as a T5 config.json, as far as that can say it."""
     encoder = stacks(model)["encoder"]
     raw = {

@@ -35,7 +35,7 @@ from .keys import (
     write_start,
 )
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def vaswani(
@@ -100,7 +100,7 @@ def read_config(raw: ConfigReader) -> Any:
     return replace(model, start=read_start(raw))
 
 
-def write_config(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> Settings:
     """Our config as a Marian config.json, as far as that can say it."""
     raw = {
         **write_keys(model, KEYS),

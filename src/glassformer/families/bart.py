@@ -15,16 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.config.embed_head import Embed, Head
+from ..core.config.embed_head import Embed
 from ..core.config.feedforward import MLP, Activation
-from ..core.config.init import Init
-from ..core.config.model import Attention, Block, EncoderDecoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, EncoderDecoder, Model, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned, Sinusoidal
 from .keys import Key, keys, only, read_keys, read_start, write_keys, write_start
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe, Settings
-from .vaswani import BOTH_SIDES, pair_table, scale_key
+from .vaswani import BOTH_SIDES, pair, pair_table, scale_key
 
 POSITIONS = "model.encoder.embed_positions.weight"  # PEGASUS' sines, as its files have them
 BIAS = "final_logits_bias"
@@ -51,16 +50,18 @@ class Kin:
         self, dim: int, layers: tuple[int, int], heads: int, hidden: int, vocab: int, context: int
     ) -> EncoderDecoder:
         """A model of these sizes, so many ``layers`` in the encoder and in the decoder."""
-        attention, norm = Attention(heads, bias=True), LayerNorm()
-        mlp = MLP(hidden, self.act, bias=True)
-        block = Block(attention, mlp, norm, "pre" if self.before else "post")
-        first, last = norm if self.normed else None, norm if self.before else None
-        encoder = Stack(layers[0], (block,), self._position(context), False, first, last, 0.1)
-        crossed = replace(block, cross=attention)
-        decoder = replace(encoder, depth=layers[1], pattern=(crossed,), causal=True)
-        embed = Embed(vocab, scale=dim**0.5 if self.scaled else 1.0)
-        init = Init(0.02, 0.02, "plain")
-        return EncoderDecoder(dim, context, embed, encoder, decoder, Head(), init)
+        mlp, norm = MLP(hidden, self.act, bias=True), LayerNorm()
+        return pair(
+            dim,
+            context,
+            Embed(vocab, scale=dim**0.5 if self.scaled else 1.0),
+            layers,
+            Block(Attention(heads, bias=True), mlp, norm, "pre" if self.before else "post"),
+            self._position(context),
+            first_norm=norm if self.normed else None,
+            last_norm=norm if self.before else None,
+            dropout=0.1,
+        )
 
     def _position(self, context: int) -> Learned | Sinusoidal:
         learned = isinstance(self.position, Learned)

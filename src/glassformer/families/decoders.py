@@ -179,27 +179,16 @@ def words(
     return Words(template, tuple(filled.values()), sections)
 
 
-def read_windows(raw: ConfigReader, size: int | None, slides: Sequence[bool]) -> list[MaskRule]:
-    """Mask rules block by block from ``layer_types``; from ``slides`` where the file does not
-    say."""
-    kinds = raw.value("layer_types", None)
-    valid = isinstance(kinds, list) and all(
-        kind in ("full_attention", "sliding_attention") for kind in kinds
-    )
-    fits = kinds is None or (valid and len(kinds) == len(slides))
+def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> list[MaskRule]:
+    """Mask rules block by block from ``layer_types``; from ``early`` where the file does not say."""
+    kinds = listed("full_attention", "sliding_attention", lambda *_: [not slide for slide in early])
+    full = kinds.decode(raw, len(early)) or ()
     raw.must(
-        fits,
-        "layer_types",
-        f'a list of {len(slides)} times "full_attention" or "sliding_attention"',
-    )
-    if kinds is not None:
-        slides = [kind == "sliding_attention" for kind in kinds]
-    raw.must(
-        size is not None or not any(slides),
+        size is not None or all(full),
         "layer_types",
         '"full_attention" everywhere without a window',
     )
-    return [Window(size) if slide and size is not None else Full() for slide in slides]
+    return [Full() if is_full or size is None else Window(size) for is_full in full]
 
 
 def blocks_of(model: Any) -> list[Block]:
@@ -289,7 +278,7 @@ def listed(first: str, second: str, default: Callable[[ConfigReader, int], Any])
         names = raw.value("layer_types", unsaid)
         fits = isinstance(names, list) and len(names) == depth
         fits = fits and all(name in (first, second) for name in names)
-        raw.must(fits, "layer_types", f"a list of {depth} times {first} or {second}")
+        raw.must(fits, "layer_types", f'a list of {depth} times "{first}" or "{second}"')
         return [name == first for name in names]
 
     return Choice(

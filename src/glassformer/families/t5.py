@@ -19,7 +19,6 @@ from ..core.config.model import (
     Encoder,
     EncoderDecoder,
     Model,
-    Stack,
     stacks,
 )
 from ..core.config.norm import RMSNorm
@@ -37,8 +36,8 @@ from .keys import (
 )
 from .names import NameRule, Table
 from .recipe import MISSING, ConfigReader, Recipe, Settings
+from .vaswani import pair
 
-INIT = Init(0.02, 1.0, "plain")
 WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
 
 # Their words for a feed-forward: gated or not, and its activation.
@@ -73,10 +72,18 @@ def build(
 ) -> EncoderDecoder:
     """An encoder and a decoder of this depth with T5's usual biases, norms and dropout; a table of
     biases for each."""
-    block, crossed = Block(attention, mlp), Block(attention, mlp, cross=attention)
-    encoder = Stack(depth, (block,), RelativeBias(), causal=False, last_norm=RMSNorm(), dropout=0.1)
-    decoder = Stack(depth, (crossed,), RelativeBias(), last_norm=RMSNorm(), dropout=0.1)
-    return EncoderDecoder(dim, 512, Embed(32_128), encoder, decoder, head, INIT)
+    return pair(
+        dim,
+        512,
+        Embed(32_128),
+        (depth, depth),
+        Block(attention, mlp),
+        RelativeBias(),
+        head,
+        Init(0.02, 1.0, "plain"),
+        last_norm=RMSNorm(),
+        dropout=0.1,
+    )
 
 
 KEYS = (

@@ -21,7 +21,7 @@ from ..core.config.feedforward import MLP
 from ..core.config.init import Init
 from ..core.config.model import Attention, Block, EncoderDecoder, Model, Stack
 from ..core.config.norm import LayerNorm
-from ..core.config.position import Sinusoidal
+from ..core.config.position import Position, Sinusoidal
 from .keys import (
     MOST_TOKENS,
     Key,
@@ -43,11 +43,26 @@ def vaswani(
 ) -> EncoderDecoder:
     """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim)."""
     block = Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
-    encoder = Stack(depth, (block,), Sinusoidal(), causal=False, dropout=dropout)
+    init, embed = Init(None, dim**-0.5, "plain"), Embed(vocab, scale=dim**0.5)
+    return pair(dim, 1024, embed, (depth, depth), block, Sinusoidal(), init=init, dropout=dropout)
+
+
+def pair(
+    dim: int,
+    context: int,
+    embed: Embed,
+    depths: tuple[int, int],
+    block: Block,
+    position: Position,
+    head: Head = Head(),
+    init: Init = Init(0.02, 0.02, "plain"),
+    **stack: Any,
+) -> EncoderDecoder:
+    """An encoder and a decoder of the same blocks, which look across as they look back."""
+    encoder = Stack(depths[0], (block,), position, causal=False, **stack)
     crossed = replace(block, cross=block.attention)
-    decoder = Stack(depth, (crossed,), Sinusoidal(), dropout=dropout)
-    init = Init(None, dim**-0.5, "plain")
-    return EncoderDecoder(dim, 1024, Embed(vocab, scale=dim**0.5), encoder, decoder, Head(), init)
+    decoder = Stack(depths[1], (crossed,), position, **stack)
+    return EncoderDecoder(dim, context, embed, encoder, decoder, head, init)
 
 
 BOTH_SIDES = keys(

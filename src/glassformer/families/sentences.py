@@ -56,57 +56,50 @@ FLAGS = {  # how versions before 6 said it, each true or false
 def open_beside(folder: Path) -> Settings:
     """Settings in a folder's modules.json and the files it names, under our key; empty where there
     is none."""
-    if not (folder / MODULES).is_file():
+    source = folder / MODULES
+    if not source.is_file():
         return {}
-    modules = files.json_value(folder / MODULES, str(folder / MODULES), FIX)
-    listed = (
-        [step for step in modules if isinstance(step, dict)] if isinstance(modules, list) else []
-    )
+    modules, page = files.json_value(source, str(source), FIX), _page(folder)
+    modules = modules if isinstance(modules, list) else []
+    listed = [step for step in modules if isinstance(step, dict)]
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
-    page = _page(folder)
     if steps == ["Transformer"] and page.get("model_type") == "CrossEncoder":
         return {SCORE: page.get("activation_fn")}
-    if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise UserError(
-            f"{folder / MODULES} asks for {', '.join(steps)[:80] or 'nothing'}, but only "
-            "Transformer, Pooling and "
-            f"perhaps Normalize are built here; use a model without more."
-        )
+    need(
+        steps in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]),
+        f"{source} asks for {', '.join(steps)[:80] or 'nothing'}, but only Transformer, Pooling and "
+        "perhaps Normalize are built here; use a model without more.",
+    )
     named = str(listed[1].get("path"))
     path = files.inside(folder, named, "config.json")
     if path is None:
         raise UserError(
-            f"{folder / MODULES} names {json.dumps(named)[:80]}, outside this folder; use "
-            "weights from a source "
-            "you trust."
+            f"{source} names {json.dumps(named)[:80]}, outside this folder; use weights from a "
+            "source you trust."
         )
     pooling = files.read_json(path, FIX)
-    if pooling.get("include_prompt") is False and open_prompts(folder):
-        raise UserError(
-            f"{path} leaves the prompt out of the vector, which is not built here; use a model "
-            "whose vector is of all tokens."
-        )
-    modes = [str(pooling.get("pooling_mode"))] if "pooling_mode" in pooling else []
+    need(
+        pooling.get("include_prompt") is not False or not open_prompts(folder),
+        f"{path} leaves the prompt out of the vector, which is not built here; use a model "
+        "whose vector is of all tokens.",
+    )
+    modes = [str(pooling["pooling_mode"])] if "pooling_mode" in pooling else []
     modes += [
         FLAGS.get(key, key)
         for key, enabled in pooling.items()
         if key.startswith("pooling_mode_") and enabled is True
     ]
-    if len(modes) != 1 or modes[0] not in MODES:
-        raise UserError(
-            f"{folder / MODULES} pools by {', '.join(modes)[:160] or 'nothing'}, but one of "
-            f"{', '.join(MODES)} is "
-            f"built here; use a model that does."
-        )
-    pages = [
-        files.read_json(path, FIX) if path.is_file() else {}
-        for path in (folder / LENGTH, folder / TOKENIZER)
-    ]
-    if pages[0].get("do_lower_case") is True:
-        raise UserError(
-            f"{folder / LENGTH} asks for small letters before the tokenizer; let the tokenizer do it."
-        )
-    length = pages[0].get("max_seq_length") or pages[1].get("model_max_length")
+    need(
+        len(modes) == 1 and modes[0] in MODES,
+        f"{source} pools by {', '.join(modes)[:160] or 'nothing'}, but one of {', '.join(MODES)} is "
+        "built here; use a model that does.",
+    )
+    lengths, tokenizer = _beside(folder / LENGTH), _beside(folder / TOKENIZER)
+    need(
+        lengths.get("do_lower_case") is not True,
+        f"{folder / LENGTH} asks for small letters before the tokenizer; let the tokenizer do it.",
+    )
+    length = lengths.get("max_seq_length") or tokenizer.get("model_max_length")
     has_length = type(length) is int and length <= LONGEST
     return {
         KEY: {
@@ -117,8 +110,12 @@ def open_beside(folder: Path) -> Settings:
     }
 
 
+def _beside(path: Path) -> Settings:
+    return files.read_json(path, FIX) if path.is_file() else {}
+
+
 def _page(folder: Path) -> Settings:
-    return files.read_json(folder / PAGE, FIX) if (folder / PAGE).is_file() else {}
+    return _beside(folder / PAGE)
 
 
 def open_prompts(folder: Path) -> Pairs:

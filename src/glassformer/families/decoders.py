@@ -169,11 +169,11 @@ def words(
     stack = template.decoder
     assert isinstance(stack, Stack)
     template = replace(template, decoder=replace(stack, depth=1, pattern=stack.pattern[:1]))
-    own = (*more, *([key(dropouts, dropout, "dropout")] if dropouts else []))
+    family = (*more, *([key(dropouts, dropout, "dropout")] if dropouts else []))
     entries = [entry for entry in shared if entry.names not in without.split()]
-    entries += [*keys(needed, **defaults), *(item for item in own if isinstance(item, Key))]
+    entries += [*keys(needed, **defaults), *(item for item in family if isinstance(item, Key))]
     filled = {entry.places or index: entry for index, entry in enumerate(entries)}
-    sections = [rope, *(item for item in own if isinstance(item, Section))]
+    sections = [rope, *(item for item in family if isinstance(item, Section))]
     if even:
         sections.insert(0, Section(encode=partial(even_heads, layout=even)))
     return Words(template, tuple(filled.values()), sections)
@@ -236,8 +236,8 @@ def windows(
 
     def decode(raw: ConfigReader, model: Any) -> Decoder:
         size, depth = window_of(raw, default), stack(model).depth
-        asked = not optional or (size is not None and raw.value("layer_types", None) is None)
-        step = raw.integer(word, every) if word and asked else every
+        lacks_kinds = not optional or (size is not None and raw.value("layer_types", None) is None)
+        step = raw.integer(word, every) if word and lacks_kinds else every
         early = [(i + 1) % step != 0 and (size is not None or not optional) for i in range(depth)]
         model = with_masks(model, read_windows(raw, size, early))
         still_position = NoPosition() if still and (size is not None or not optional) else None
@@ -253,8 +253,8 @@ def windows(
 
     def encode(model: Model) -> Settings:
         still_blocks = any(block.position for block in stack(model).pattern)
-        known = still_blocks if optional else required
-        size = window_size(model) or (default if known else None)
+        has_size = still_blocks if optional else required
+        size = window_size(model) or (default if has_size else None)
         return {"sliding_window": size, "layer_types": write_windows(model)}
 
     return Section(decode, encode)
@@ -380,11 +380,11 @@ def read_schemes(raw: ConfigReader, local: float, theta: float) -> tuple[Rotary,
         any(name in tables.table for name in names),
         f"{tables.source} has no table for {' or '.join(names)}; add one.",
     )
-    windowed, others = (
+    near, far = (
         read_rotary(ConfigReader({"rope_parameters": tables.value(name, {})}, raw.source), default)
         for name, default in names.items()
     )
-    return windowed, others
+    return near, far
 
 
 def local_scheme(model: Model, theta: float) -> Rotary:
@@ -546,7 +546,7 @@ def table(
     layer: str = THEIRS,
     last_norm: str = "model.norm",
     token: str = "model.embed_tokens",
-    ends: Names = NO_NAMES,
+    outside: Names = NO_NAMES,
     side: str = "decoder",
     head: str = "lm_head",
     prefix: str = "model.",
@@ -556,7 +556,7 @@ def table(
 
     ``layers`` map the names in our blocks to the file's, each a weight and perhaps a bias, the last
     that the file has of a layer; ``tables`` those of single parameters, ``turned`` layers whose
-    matrices lie (inputs, outputs), ``ends`` the file's layers beside the blocks to ours.
+    matrices lie (inputs, outputs), ``outside`` the file's layers beside the blocks to ours.
     """
 
     def paths(names: Names) -> dict[str, str]:
@@ -566,7 +566,7 @@ def table(
         }
 
     straight = {name: file_name for names in layers for name, file_name in names.items()}
-    last = {last_norm: f"{side}.last_norm", **ends, head: "head.proj"}
+    last = {last_norm: f"{side}.last_norm", **outside, head: "head.proj"}
     return Table(
         (
             NameRule(f"{token}.weight", "embed.token.weight"),

@@ -97,7 +97,7 @@ EUROBERT = Recipe(
         GATED,
         NORMS,
         side="encoder",
-        ends={"classifier": "token_head.proj"},
+        outside={"classifier": "token_head.proj"},
         ignore=(),
     ),
     bare=("EuroBertModel",),

@@ -22,7 +22,7 @@ def falcon(dim: int, depth: int, heads: int, kv_heads: int = 1) -> Decoder:
 
 
 def _kind(raw: ConfigReader, model: Decoder) -> Decoder:
-    """Where norms stand, and how many heads of keys and values there are."""
+    """Sets where norms stand, and how many heads of keys and values there are."""
     block = first_block(model)
     heads, parallel = block.attention.heads, raw.flag("parallel_attn", True)
     shared, count = raw.flag("multi_query", True), raw.integer("num_kv_heads", heads)

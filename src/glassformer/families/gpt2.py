@@ -163,13 +163,13 @@ def table(
     **more: Any,
 ) -> Table:
     """``decoders.table`` in GPT-2's names."""
-    ends = {f"{prefix}wpe": "decoder.position", f"{prefix}{first_norm}": "decoder.first_norm"}
+    outside = {f"{prefix}wpe": "decoder.position", f"{prefix}{first_norm}": "decoder.first_norm"}
     return decoders.table(
         *layers,
         layer=layer,
         token=f"{prefix}{token}",
         last_norm=f"{prefix}{last_norm}",
-        ends=ends,
+        outside=outside,
         prefix=prefix,
         # the causal mask, kept as if it were a weight
         ignore=tuple(f"{layer}.{name}" for name in MASKS),

@@ -108,8 +108,8 @@ def key(names: str, default: Any = MISSING, places: str = "") -> Key:
     if step == "kv_heads":
 
         def grouped(raw: ConfigReader) -> Any:  # as many as heads where the file says null
-            said = None if name in raw.table else default
-            return raw.integer(name, said or raw.integer("num_attention_heads", most=MOST_HEADS))
+            count = None if name in raw.table else default
+            return raw.integer(name, count or raw.integer("num_attention_heads", most=MOST_HEADS))
 
         return Key(names, places, grouped)
     if step in INTEGERS:
@@ -159,8 +159,8 @@ def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:
 
 @dataclass(frozen=True)
 class Section:
-    """What a table of keys cannot say of a config.json: what it makes of a model, and its words for
-    one."""
+    """A thing that a table of keys cannot say of a config.json: ``decode`` puts it into a model,
+    ``encode`` writes it."""
 
     decode: Callable[[ConfigReader, Any], Any] = lambda raw, model: model
     encode: Callable[[Any], Settings] = lambda model: {}

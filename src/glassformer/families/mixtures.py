@@ -88,8 +88,8 @@ def routed(
 
     def encode(model: Model) -> Settings:
         raw = section.encode(model)
-        width, rest = divmod(raw["n_shared_experts"], raw["moe_intermediate_size"])
-        need(not rest, f"The {layout} layout has a shared expert as wide as several experts.")
+        width, remainder = divmod(raw["n_shared_experts"], raw["moe_intermediate_size"])
+        need(not remainder, f"The {layout} layout has a shared expert as wide as several experts.")
         if not raw["first_k_dense_replace"]:
             raw["intermediate_size"] = raw["n_shared_experts"]
         return {**raw, "n_shared_experts": width}

@@ -18,7 +18,7 @@ def opt(dim: int, depth: int, heads: int) -> Decoder:
 
 
 def _norms(raw: ConfigReader, model: Decoder) -> Decoder:
-    """Where norms stand, and whether the stack ends with one."""
+    """Sets where norms stand, and whether the stack ends with a norm."""
     raw.only("word_embed_proj_dim", model.dim, "embeddings here are as wide as the model")
     before = raw.flag("do_layer_norm_before", True)
     bare = raw.flag("_remove_final_layer_norm", False) or not before
@@ -88,7 +88,7 @@ OPT = Recipe(
         layer="model.decoder.layers.{i}",
         token="model.decoder.embed_tokens",
         last_norm="model.decoder.final_layer_norm",
-        ends={"model.decoder.embed_positions": "decoder.position"},
+        outside={"model.decoder.embed_positions": "decoder.position"},
         ignore=(),
     ),
 )

@@ -100,7 +100,7 @@ class Cost:
         in."""
         matrices = sum(size for multiplied, size in self.sizes.values() if multiplied)
         head = self.model.head
-        tied = self.model.embed.vocab * self.model.dim if head is not None and head.tied else 0
+        tied = self.model.embed.vocab * config.embed_dim(self.model) if head and head.tied else 0
         return matrices - self.idle(matrices=True) + tied
 
     @cached_property

@@ -333,13 +333,10 @@ def shapes(model: Model) -> Shapes:
 def _check(model: Model) -> None:
     """Checks what depends on the width, the context and the slot together; UserError."""
     width = embed_dim(model)
-    fits = width == model.dim or model.head is None or not model.head.tied
+    head = model.head
+    fits = head is None or not head.tied or width == (head.width or model.dim)
     tied = f"embed.dim is {width} and the model's dim {model.dim}, which a tied head shares"
-    need(
-        fits,
-        f"{tied}; set dim = {width} for another width, or head.tied = false for other "
-        "embeddings alone.",
-    )
+    need(fits, f"{tied}; set dim = {width}, head.width = {width} or head.tied = false.")
     for name, body in bodies(model).items():
         taken = embed_dim(model, name)
         crosses = name == "decoder" and model.has_source

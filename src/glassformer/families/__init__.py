@@ -44,6 +44,7 @@ from .mamba2 import MAMBA2
 from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
+from .modernbert import MODERNBERT
 from .mpt import MPT
 from .mt5 import MT5
 from .names import NameRule as NameRule
@@ -109,7 +110,17 @@ DECODERS = (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
 )
-ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT, EUROBERT)
+ENCODERS = (
+    BERT,
+    ELECTRA,
+    DISTILBERT,
+    ROBERTA,
+    CAMEMBERT,
+    XLM_ROBERTA,
+    NOMIC_BERT,
+    EUROBERT,
+    MODERNBERT,
+)
 PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
 

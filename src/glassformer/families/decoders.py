@@ -34,6 +34,7 @@ from .keys import (
     MOST_POSITIONS,
     MOST_TOKENS,
     Key,
+    M,
     read_keys,
     write_keys,
 )
@@ -204,7 +205,7 @@ def read_kinds(raw: ConfigReader, kinds: Sequence[str], second: Sequence[bool]) 
     return list(listed)
 
 
-def with_masks(model: Decoder, mask_rules: Sequence[MaskRule]) -> list[Block]:
+def with_masks(model: Model, mask_rules: Sequence[MaskRule]) -> list[Block]:
     """The model's first block once for each rule, with that rule."""
     block = first_block(model)
     return [
@@ -213,9 +214,10 @@ def with_masks(model: Decoder, mask_rules: Sequence[MaskRule]) -> list[Block]:
     ]
 
 
-def with_blocks(model: Decoder, blocks: Sequence[Block]) -> Decoder:
+def with_blocks(model: M, blocks: Sequence[Block]) -> M:
     """The model with these blocks."""
-    return replace(model, decoder=replace(stack(model), pattern=tile(blocks)))
+    changed: Any = {model.main_body: replace(stack(model), pattern=tile(blocks))}
+    return replace(model, **changed)
 
 
 def read_rotary(
@@ -268,7 +270,7 @@ def read_schemes(raw: ConfigReader, local: float, theta: float) -> tuple[Rotary,
     return windowed, others
 
 
-def with_local(model: Decoder, blocks: Sequence[Block], local: Rotary) -> list[Block]:
+def with_local(model: Model, blocks: Sequence[Block], local: Rotary) -> list[Block]:
     """The blocks, those with a window turned by ``local`` where the stack turns otherwise."""
     position = None if local == stack(model).position else local
     return [
@@ -356,8 +358,8 @@ def write_windows(model: Model) -> list[str]:
 
 
 def stack(model: Model) -> Stack:
-    """The decoder's stack."""
-    return stacks(model)["decoder"]
+    """The stack that the model's head reads."""
+    return stacks(model)[model.main_body]
 
 
 def first_block(model: Model) -> Block:

@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,18 +56,22 @@ def classifier_dropout(raw: ConfigReader, model: Encoder) -> float:
     return float(raw.number("classifier_dropout", stack_dropout, most=0.99))
 
 
-def read_heads(raw: ConfigReader, model: Encoder, words: Head, act: Activation) -> Encoder:
+def read_heads(
+    raw: ConfigReader, model: Encoder, words: Head, act: Activation, dropout: float | None = None
+) -> Encoder:
     """The model with the head that its architecture names; a bare one ends in its pooler.
 
-    ``words`` is the family's head over the vocabulary, ``act`` the activation before its labels.
+    ``words`` is the family's head over the vocabulary, ``act`` the activation before its labels,
+    ``dropout`` that before labels; None is what BERT's word says.
     """
     head = head_of(raw)
+    dropout = classifier_dropout(raw, model) if dropout is None else dropout
     if head == MASKED:
         return replace(model, head=replace(words, tied=raw.flag("tie_word_embeddings", True)))
     if head in (LABELS, CHOICE):
-        return replace(model, pool=read_label_pool(raw, head, act, classifier_dropout(raw, model)))
+        return replace(model, pool=read_label_pool(raw, head, act, dropout))
     if head in (TOKENS, ANSWERS):
-        dropout = 0.0 if head == ANSWERS else classifier_dropout(raw, model)
+        dropout = 0.0 if head == ANSWERS else dropout
         return replace(model, token_head=read_token_head(raw, head, dropout))
     return model
 
@@ -92,14 +96,16 @@ def head_name(model: Encoder) -> str:
     return LABELS if model.pool is not None and model.pool.labels else ""
 
 
-def write_heads(model: Encoder, family: str) -> dict[str, Any]:
+def write_heads(
+    model: Encoder, family: str, dropout: str = "classifier_dropout"
+) -> dict[str, Any]:
     """Settings of the head that a model has, or of a bare model's pooler."""
     head = head_name(model)
     named = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
     if head == MASKED and model.head is not None:
         return {**named, "tie_word_embeddings": model.head.tied}
     if head:
-        return {**named, **write_labels(model)}
+        return {**named, **write_labels(model, dropout)}
     return {**named, **({"add_pooling_layer": False} if model.pool is None else {})}
 
 
@@ -116,7 +122,7 @@ def tags(head: TokenHead) -> str:
     return "qa_outputs" if head.span else "classifier"
 
 
-_LAYER = {
+LAYER = {
     "attention.self.query": "attn.q",
     "attention.self.key": "attn.k",
     "attention.self.value": "attn.v",
@@ -139,12 +145,13 @@ def embeddings(name: str) -> Iterator[NameRule]:
     yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm"})
 
 
-def trunk(name: str) -> Iterator[NameRule]:
-    """The rules of what BERT and its kin share, all below ``name``."""
+def trunk(name: str, layer: Mapping[str, str] = LAYER) -> Iterator[NameRule]:
+    """The rules of what BERT and its kin share, all below ``name``; ``layer`` names those of a
+    block."""
     yield from embeddings(name)
     yield from rules(
         {
             f"{name}.encoder.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
-            for file_name, param_name in _LAYER.items()
+            for file_name, param_name in layer.items()
         }
     )

@@ -104,8 +104,8 @@ def read_config(raw: ConfigReader) -> Model:
         "norm": decoders.stack(model).first_norm,
     }
     words = Head(bias=raw.flag("decoder_bias", True), **layer)
-    model = read_heads(raw, model, words, act)
-    layer["dropout"] = raw.number("classifier_dropout", 0.0, most=0.99)
+    dropout = raw.number("classifier_dropout", 0.0, most=0.99)
+    model = read_heads(raw, model, words, act, dropout)
     if model.token_head is not None:
         return replace(model, token_head=replace(model.token_head, **layer))
     if model.pool is None:

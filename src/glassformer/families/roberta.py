@@ -37,7 +37,7 @@ from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 
 HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
-WORDS, LABEL, POOLER = "lm_head", "classifier", "roberta.pooler.dense"
+WORDS, LABEL = "lm_head", "classifier"
 
 
 def roberta(dim: int, depth: int, heads: int, vocab: int = 50_265) -> Encoder:
@@ -85,12 +85,15 @@ KEYS = (
 
 def read_config(raw: ConfigReader) -> Model:
     """A RoBERTa config.json as our config: the architecture says which head there is."""
-    start = replace(roberta(128, 2, 2), head=None)
-    trunk = read_keys(raw, start, KEYS)
-    norm = stacks(trunk)["encoder"].first_norm
+    return read_ends(raw, read_keys(raw, replace(roberta(128, 2, 2), head=None), KEYS), "roberta")
+
+
+def read_ends(raw: ConfigReader, trunk: Encoder, name: str) -> Model:
+    """The model with the head that its architecture names, or the pooler of a bare one."""
+    norm = stacks(trunk)["encoder"].first_norm or stacks(trunk)["encoder"].last_norm
     # transformers' head has this activation whatever the blocks have
     model = read_heads(raw, trunk, Head(bias=True, transform="gelu", norm=norm), "tanh")
-    return model if head_of(raw) else replace(model, pool=read_pooler(raw, "roberta."))
+    return model if head_of(raw) else replace(model, pool=read_pooler(raw, f"{name}."))
 
 
 def write_config(model: Encoder, family: str) -> dict[str, Any]:
@@ -101,10 +104,19 @@ def write_config(model: Encoder, family: str) -> dict[str, Any]:
 
 
 def table(model: Encoder) -> Table:
-    """The names of the weights; how those of labels are called depends on the head."""
+    """The names of the weights of RoBERTa and its kin."""
+    return named(model, "roberta", tuple(trunk("roberta")))
+
+
+def named(
+    model: Encoder, name: str, trunk: tuple[NameRule, ...], ignore: tuple[str, ...] = ()
+) -> Table:
+    """The table of a ``trunk`` below ``name`` with RoBERTa's ends; how the weights of labels are
+    called depends on the head."""
+    pooler = f"{name}.pooler.dense"
     labels = model.pool is not None and model.pool.labels > 0
     layers = {
-        f"{LABEL}.dense" if labels else POOLER: "pool.transform",
+        f"{LABEL}.dense" if labels else pooler: "pool.transform",
         f"{LABEL}.out_proj": "pool.proj",
         f"{WORDS}.dense": "head.transform",
         f"{WORDS}.layer_norm": "head.norm",
@@ -117,20 +129,21 @@ def table(model: Encoder) -> Table:
         bias, copy = copy, bias
     words = f"{WORDS}.decoder.weight"
     all_rules = (
-        *trunk("roberta"),
+        *trunk,
         *rules(layers),
         NameRule(words, "head.proj.weight"),
         NameRule(bias, "head.proj.bias"),
     )
     unused = (
-        *weight_and_bias(POOLER, f"{WORDS}.dense", f"{WORDS}.layer_norm", f"{WORDS}.decoder"),
+        *weight_and_bias(pooler, f"{WORDS}.dense", f"{WORDS}.layer_norm", f"{WORDS}.decoder"),
         f"{WORDS}.bias",
-        "roberta.embeddings.position_ids",
+        f"{name}.embeddings.position_ids",
+        *ignore,
     )
-    copies = ((words, "roberta.embeddings.word_embeddings.weight"), (copy, bias))
+    copies = ((words, f"{name}.embeddings.word_embeddings.weight"), (copy, bias))
     # of choices, whose layers have the names of a pooler and of BERT's labels
     choice = zip(
-        weight_and_bias(POOLER, LABEL),
+        weight_and_bias(pooler, LABEL),
         weight_and_bias(f"{LABEL}.dense", f"{LABEL}.out_proj"),
         strict=True,
     )
@@ -138,7 +151,7 @@ def table(model: Encoder) -> Table:
         all_rules,
         unused,
         copies if tied else (),
-        prefix="roberta.",
+        prefix=f"{name}.",
         renamed=tuple(choice) if labels else (),
     )
 

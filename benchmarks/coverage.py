@@ -113,8 +113,11 @@ def logits(model: Any, ids: Any, present: Any) -> Any:
 
 
 def first_position(model: Any) -> int:
-    """The position of a text's first token: RoBERTa's children begin after the padding id."""
-    roberta = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "esm")
+    """The position of a text's first token: RoBERTa's children begin after the padding id, which is
+    always 1 in MPNet."""
+    if model.config.model_type == "mpnet":
+        return 2
+    roberta = ("roberta", "xlm-roberta", "camembert", "longformer", "esm")
     return model.config.pad_token_id + 1 if model.config.model_type in roberta else 0
 
 

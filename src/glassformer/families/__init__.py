@@ -15,6 +15,7 @@ from ..core.config import serial
 from ..core.config.model import long_scalings
 from ..core.errors import UserError, nearest, need
 from . import sentences
+from .albert import ALBERT
 from .bart import BART, M2M_100, MBART, PEGASUS
 from .bert import BERT
 from .bloom import BLOOM
@@ -46,6 +47,7 @@ from .mistral import MISTRAL
 from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .mpt import MPT
+from .mpnet import MPNET
 from .mt5 import MT5
 from .names import NameRule as NameRule
 from .names import Table as Table
@@ -120,6 +122,8 @@ ENCODERS = (
     NOMIC_BERT,
     EUROBERT,
     MODERNBERT,
+    MPNET,
+    ALBERT,
 )
 PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}

@@ -1,10 +1,61 @@
-"""What single families of encoders have: ModernBERT's first block. No torch here."""
+"""What single families of encoders have. No torch here.
+
+FirstBlock       attention that reads the embeddings, which have a norm already (ModernBERT)
+LearnedWithBias  a table of positions, and a bias of distances (MPNet)
+LoopedStack      one block, passed again and again (ALBERT)
+
+Their modules are in modules/mechanisms.py.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from ..core import config
+from ..core.config.shapes import Shapes, join, shapes_of
+from ..core.errors import need
 
 
 @config.member(config.Block)
 class FirstBlock(config.Block):
-    """A block whose attention reads the stream without a norm, which the embeddings have (ModernBERT)."""
+    """A block whose attention reads the stream without a norm (ModernBERT)."""
+
+
+@config.member(config.Position)
+class LearnedWithBias(config.Learned):
+    """A trained table added to the embeddings, and a bias of each distance added to the scores."""
+
+    relative: config.RelativeBias = config.RelativeBias()  # the bias of a distance
+
+    def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
+        """The table, and the biases of its distances."""
+        biases = shapes_of(self.relative, width, heads, causal)
+        return config.Learned.shapes(self, width, heads, causal) | join(relative=biases)
+
+    def check(self, *place: Any) -> None:
+        """Refuse a context past the table, and blocks of different numbers of heads."""
+        config.Learned.check(self, *place)
+        self.relative.check(*place)
+
+    def check_causal(self, causal: bool) -> None:
+        self.relative.check_causal(causal)
+
+
+@config.member(config.Stack)
+class LoopedStack(config.Stack):
+    """A stack of one block, whose weights are those of every pass through it (ALBERT; Dehghani et
+    al. 2018)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        need(len(self.pattern) == 1, "A LoopedStack has one block; give pattern one entry.")
+
+    @property
+    def passes(self) -> int:
+        """How many times a token is multiplied with the block's matrices."""
+        return self.depth
+
+    def shapes(self, dim: int, width: int) -> Shapes:
+        """Those of a stack of one block."""
+        return config.Stack.shapes(replace(self, depth=min(self.depth, 1)), dim, width)

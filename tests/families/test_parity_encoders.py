@@ -50,7 +50,8 @@ def equal_ends(actual, reference, side):
     cfg = actual.config
     inputs = {"input_ids": ids, "attention_mask": present.long()}
     inputs |= {"token_type_ids": segments} if cfg.embed.segments else {}
-    if getattr(cfg.encoder.position, "start", 0):  # theirs counts what is not padding
+    # theirs counts what is not padding, and masked tokens wherever they are
+    if getattr(cfg.encoder.position, "start", 0) or hasattr(cfg.embed, "mask"):
         pad = reference.config.pad_token_id
         ids = ids.masked_fill(ids == pad, pad + 1).masked_fill(~present, pad)
         inputs["input_ids"] = ids
@@ -119,7 +120,8 @@ def test_bert_both_ways(name, tmp_path):
     kind, changes = TABLES["bert"][name]
     head = kind.replace("NextSentencePrediction", "SequenceClassification")
     head = head.replace("MultipleChoice", "SequenceClassification")  # the score of each choice
-    saved = "" if head == kind else head
+    # transformers writes the norms of an ESM under older names
+    saved = "" if head == kind and not kind.startswith("Esm") else head
     # the untied bias that transformers writes twice and reads once is written once
     untied = not changes.get("tie_word_embeddings", True)
     unread = ("cls.predictions.bias", "lm_head.bias", "predictions.bias") if untied else ()

@@ -24,6 +24,7 @@ from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .differences import differences
 from .distilbert import DISTILBERT
 from .electra import ELECTRA
+from .esm import ESM
 from .eurobert import EUROBERT
 from .exaone4 import EXAONE4
 from .falcon import FALCON
@@ -124,6 +125,7 @@ ENCODERS = (
     MODERNBERT,
     MPNET,
     ALBERT,
+    ESM,
 )
 PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}

@@ -134,7 +134,7 @@ LAYER = {
 }
 
 
-def embeddings(name: str) -> Iterator[NameRule]:
+def embeddings(name: str, norm: str = "LayerNorm") -> Iterator[NameRule]:
     """The rules of the tables below ``name``, which all encoders of BERT's kind call the same."""
     for file_name, param_name in (
         ("word", "embed.token"),
@@ -142,13 +142,15 @@ def embeddings(name: str) -> Iterator[NameRule]:
         ("token_type", "embed.segment"),
     ):
         yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
-    yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm"})
+    yield from rules({f"{name}.embeddings.{norm}": "encoder.first_norm"})
 
 
-def trunk(name: str, layer: Mapping[str, str] = LAYER) -> Iterator[NameRule]:
+def trunk(
+    name: str, layer: Mapping[str, str] = LAYER, norm: str = "LayerNorm"
+) -> Iterator[NameRule]:
     """The rules of what BERT and its kin share, all below ``name``; ``layer`` names those of a
-    block."""
-    yield from embeddings(name)
+    block, ``norm`` that of the embeddings."""
+    yield from embeddings(name, norm)
     yield from rules(
         {
             f"{name}.encoder.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"

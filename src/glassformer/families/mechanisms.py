@@ -3,6 +3,8 @@
 FirstBlock       attention that reads the embeddings, which have a norm already (ModernBERT)
 LearnedWithBias  a table of positions, and a bias of distances (MPNet)
 LoopedStack      one block, passed again and again (ALBERT)
+MaskedEmbed      masked tokens are zeros, and the others larger (ESM)
+StoredRotary     rotary positions whose frequencies lie in the file (ESM)
 
 Their modules are in modules/mechanisms.py.
 """
@@ -13,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import config
+from ..core.config.serial import NonNegativeInt
 from ..core.config.shapes import Shapes, join, shapes_of
 from ..core.errors import need
 
@@ -59,3 +62,33 @@ class LoopedStack(config.Stack):
     def shapes(self, dim: int, width: int) -> Shapes:
         """Those of a stack of one block."""
         return config.Stack.shapes(replace(self, depth=min(self.depth, 1)), dim, width)
+
+
+@config.member(config.Embed)
+class MaskedEmbed(config.Embed):
+    """Tokens to vectors: zeros for the token ``mask``, and as much more for a document's others.
+
+    They are divided by the share that no mask hides, times that share in training, 0.88 (Rives et
+    al. 2021, ESM).
+    """
+
+    mask: NonNegativeInt = 0  # id of the token that hides another
+
+    def __post_init__(self) -> None:
+        plain = self.scale == 1.0 and not self.segments and not self.previous_token_embeddings
+        need(plain, "MaskedEmbed has no scale, segments or earlier tokens; leave them out.")
+        need(self.mask < self.vocab, f"MaskedEmbed.mask is {self.mask}; give the id of a token.")
+
+
+@config.member(config.Position)
+class StoredRotary(config.Rotary):
+    """Rotary positions whose frequencies are stored, as ESM-2's are, which were rounded to 16
+    bits."""
+
+    def __post_init__(self) -> None:
+        whole = self.fraction == 1.0 and self.scaling is None
+        need(whole, "StoredRotary turns all of each head and has no scaling; leave both out.")
+
+    def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
+        """A number for each pair of a head's dimensions."""
+        return join(inv_freq=(width // heads // 2,))

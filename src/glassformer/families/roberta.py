@@ -109,10 +109,14 @@ def table(model: Encoder) -> Table:
 
 
 def named(
-    model: Encoder, name: str, trunk: tuple[NameRule, ...], ignore: tuple[str, ...] = ()
+    model: Encoder,
+    name: str,
+    trunk: tuple[NameRule, ...],
+    ignore: tuple[str, ...] = (),
+    untied: str = f"{WORDS}.decoder.bias",
 ) -> Table:
     """The table of a ``trunk`` below ``name`` with RoBERTa's ends; how the weights of labels are
-    called depends on the head."""
+    called depends on the head. ``untied`` is the bias of a head with a table of its own."""
     pooler = f"{name}.pooler.dense"
     labels = model.pool is not None and model.pool.labels > 0
     layers = {
@@ -123,10 +127,8 @@ def named(
     }
     if model.token_head is not None:
         layers = {tags(model.token_head): "token_head.proj"}
-    bias, copy = f"{WORDS}.bias", f"{WORDS}.decoder.bias"
     tied = model.head is not None and model.head.tied
-    if model.head is not None and not tied:
-        bias, copy = copy, bias
+    bias = f"{WORDS}.bias" if tied or model.head is None else untied
     words = f"{WORDS}.decoder.weight"
     all_rules = (
         *trunk,
@@ -140,7 +142,7 @@ def named(
         f"{name}.embeddings.position_ids",
         *ignore,
     )
-    copies = ((words, f"{name}.embeddings.word_embeddings.weight"), (copy, bias))
+    copies = ((words, f"{name}.embeddings.word_embeddings.weight"), (f"{WORDS}.decoder.bias", bias))
     # of choices, whose layers have the names of a pooler and of BERT's labels
     choice = zip(
         weight_and_bias(pooler, LABEL),

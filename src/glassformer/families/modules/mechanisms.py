@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...core import config
 from ...core.nn.additive_position import Learned, RelativeBias
 from ...core.nn.build import builds
-from ...core.nn.flow import TracedModule
+from ...core.nn.flow import Flow, TracedModule, document_starts
+from ...core.nn.layers import Embed
 from ...core.nn.model import Block, Stack
-from ..mechanisms import FirstBlock, LearnedWithBias, LoopedStack
+from ...core.nn.position import Rotary
+from ..mechanisms import FirstBlock, LearnedWithBias, LoopedStack, MaskedEmbed, StoredRotary
 
 
 @builds(FirstBlock)
@@ -41,9 +45,52 @@ class LoopedStackModule(Stack):
     """A stack whose blocks have places of their own on a tape, and the weights of the first."""
 
     def __init__(self, cfg: config.Stack, dim: int, width: int) -> None:
-        super().__init__(cfg, dim, width)
-        first, *others = self.blocks
-        self.blocks = nn.ModuleList([first, *(again(first) for _ in others)])
+        super().__init__(replace(cfg, depth=min(cfg.depth, 1)), dim, width)
+        self.blocks.extend([again(self.blocks[0]) for _ in range(1, cfg.depth)])
+
+
+@builds(MaskedEmbed)
+class MaskedEmbedModule(Embed):
+    """One vector a token, zeros for a masked one, scaled by the share of tokens that are left."""
+
+    def __init__(self, cfg: MaskedEmbed, dim: int) -> None:
+        super().__init__(cfg, dim)
+        self.mask = cfg.mask
+
+    def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
+        """tokens (B, T) -> (B, T, C)."""
+        pos = flow.pos.expand_as(tokens)
+        document = document_starts(pos).cumsum(1)  # (B, T)
+        real, masked = pos >= 0, tokens == self.mask
+
+        def count(chosen: Tensor) -> Tensor:
+            """How many of each token's document are chosen (B, T)."""
+            totals = self.token.weight.new_zeros(len(tokens), tokens.shape[1] + 1)
+            totals.scatter_add_(1, document, chosen.to(totals.dtype))
+            return totals.gather(1, document)
+
+        left = 1 - count(masked & real) / count(real).clamp(min=1)
+        factor = (TRAINED / left).masked_fill(masked, 0.0)
+        return flow.look(flow.embed_path, "token", self.token(tokens) * factor[..., None])
+
+
+TRAINED = 1 - 0.15 * 0.8  # the share of tokens that no mask hid while the family was trained
+
+
+@builds(StoredRotary)
+class StoredRotaryModule(Rotary):
+    """Rotary positions whose frequencies are weights that do not train."""
+
+    def __init__(self, cfg: StoredRotary, dim: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, dim, heads, causal)
+        self.inv_freq = nn.Parameter(torch.empty(dim // heads // 2), requires_grad=False)
+
+    def frequencies(self, turned: int, device: torch.device) -> tuple[Tensor, float]:
+        """Radians a position (turned / 2), and no factor."""
+        return self.inv_freq.float(), 1.0
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        self.inv_freq.copy_(super().frequencies(2 * len(self.inv_freq), self.inv_freq.device)[0])
 
 
 def again(module: Any) -> Any:

@@ -1,0 +1,125 @@
+"""ESM: encoders of proteins, with norms before; the second version's positions are rotary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.config.embed_head import Embed, Head
+from ..core.config.feedforward import MLP
+from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
+from ..core.config.norm import LayerNorm
+from ..core.config.position import Learned
+from . import decoders, roberta
+from .encoders import LABELS, LAYER, MASKED, TOKENS, architectures, trunk, write_heads
+from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
+from .mechanisms import MaskedEmbed, StoredRotary
+from .names import NameRule, Table, rules
+from .recipe import ConfigReader, Recipe
+
+BLOCK = "encoder.pattern"
+
+
+def esm(dim: int, depth: int, heads: int) -> Encoder:
+    """The shape of ESM-2 as pretrained, for amino acids under masks; 1,024 positions."""
+    norm = LayerNorm(1e-5)
+    block = Block(Attention(heads, bias=True), MLP(4 * dim, "gelu", bias=True), norm)
+    stack = Stack(depth, (block,), StoredRotary(), causal=False, last_norm=norm)
+    head = Head(bias=True, transform="gelu", norm=norm)
+    return Encoder(dim, 1024, MaskedEmbed(33, mask=32), stack, head, decoders.INIT)
+
+
+_NEW = ("hidden_act", "type_vocab_size", "layer_norm_eps", "position_embedding_type", "")
+KEYS = (
+    *(key for key in roberta.KEYS if key.names not in (*_NEW, "pad_token_id")),
+    Key.only("is_folding_model", False, "a folding model is more than an encoder"),
+    Key.number("layer_norm_eps", f"{BLOCK}.norm.eps encoder.last_norm.eps", 1e-12, most=1.0),
+    Key("", "context", lambda raw: _rows(raw) - roberta.read_start(raw)),
+)
+
+
+def _rows(raw: ConfigReader) -> int:
+    return int(raw.integer("max_position_embeddings", 1026, MOST_POSITIONS))
+
+
+def read_config(raw: ConfigReader) -> Model:
+    """An ESM config.json as our config: the architecture says which head there is."""
+    raw = replace(raw, table={"pad_token_id": 1, **raw.table})
+    model: Any = read_keys(raw, replace(esm(128, 1, 2), head=None), KEYS)
+    stack, start = stacks(model)["encoder"], roberta.read_start(raw)
+    kinds = {"absolute": Learned(model.context, start), "rotary": StoredRotary()}
+    position: Any = raw.choice("position_embedding_type", kinds, "absolute")
+    if isinstance(position, StoredRotary):
+        position = StoredRotary(raw.number("rope_theta", 10_000.0, least=1.0))
+    before = stack.last_norm if raw.flag("emb_layer_norm_before", False) else None
+    vocab = raw.integer("vocab_size", most=MOST_TOKENS)
+    embed = Embed(vocab)
+    if raw.flag("token_dropout", False):
+        raw.must(type(raw.value("mask_token_id")) is int, "mask_token_id", "the id of a token")
+        embed = MaskedEmbed(vocab, mask=raw.value("mask_token_id"))
+    stack = replace(stack, position=position, first_norm=before)
+    return roberta.read_ends(raw, replace(model, embed=embed, encoder=stack), "esm")
+
+
+def write_config(model: Encoder) -> dict[str, Any]:
+    """Our config as an ESM config.json, as far as that can say it."""
+    stack = stacks(model)["encoder"]
+    position: Any = stack.position
+    learned = isinstance(position, Learned)
+    start = position.start if learned else 2
+    return {
+        **write_heads(model, "Esm"),
+        **write_keys(model, KEYS),
+        "pad_token_id": start - 1,
+        "max_position_embeddings": model.context + start,
+        "position_embedding_type": "absolute" if learned else "rotary",
+        "rope_theta": getattr(position, "theta", 10_000.0),
+        "emb_layer_norm_before": stack.first_norm is not None,
+        "token_dropout": isinstance(model.embed, MaskedEmbed),
+        "mask_token_id": getattr(model.embed, "mask", None),
+    }
+
+
+_STORED = "rotary_embeddings.inv_freq"
+_OLDER = "encoder.layer.{i}.attention.self." + _STORED  # transformers 5 writes * for a number
+_RENAMED = (
+    *((_OLDER.format(i=i), _STORED) for i in "0*"),
+    ("LayerNorm.gamma", "LayerNorm.weight"),
+    ("LayerNorm.beta", "LayerNorm.bias"),
+)
+_CONTACTS = "esm.contact_head.regression"
+
+
+def table(model: Encoder) -> Table:
+    """The names of the weights; what predicts contacts from attention is passed over."""
+    layer = {**LAYER, "attention.LayerNorm": "attn_norm", "LayerNorm": "ffn_norm"}
+    del layer["attention.output.LayerNorm"], layer["output.LayerNorm"]
+    ends = {"esm.encoder.emb_layer_norm_after": "encoder.last_norm"}
+    stored = NameRule(f"esm.{_STORED}", "encoder.position.inv_freq")
+    ignore = (f"{_CONTACTS}.weight", f"{_CONTACTS}.bias", f"esm.{_OLDER}")
+    layers = (*trunk("esm", layer, "layer_norm"), *rules(ends), stored)
+    named = roberta.named(model, "esm", layers, ignore, f"{roberta.WORDS}.bias")
+    return replace(named, renamed=(*named.renamed, *_RENAMED))
+
+
+ESM = Recipe(
+    name="esm",
+    paper="Rives et al. 2021, Biological structure and function emerge from scaling unsupervised "
+    "learning to 250 million protein sequences; Lin et al. 2023, ESM-2 (Science 379)",
+    sizes={
+        "2-8m": esm(320, 6, 20),
+        "2-35m": esm(480, 12, 20),
+        "2-150m": esm(640, 30, 20),
+        "2-650m": esm(1280, 33, 20),
+        "2-3b": esm(2560, 36, 40),
+        "2-15b": esm(5120, 48, 40),
+    },
+    architectures=architectures("Esm", MASKED, LABELS, TOKENS),
+    model_type="esm",
+    tokenizer="facebook/esm2_t6_8M_UR50D (a letter an amino acid)",
+    read_config=read_config,
+    write_config=write_config,
+    weights=table,
+    bare=("EsmModel",),
+    fixed=("pad_token_id", "mask_token_id"),
+)

@@ -12,7 +12,7 @@ from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from . import decoders, roberta
 from .encoders import LABELS, LAYER, MASKED, TOKENS, architectures, trunk, write_heads
-from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
+from .keys import MOST_POSITIONS, Key, read_keys, write_keys
 from .mechanisms import MaskedEmbed, StoredRotary
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
@@ -45,20 +45,19 @@ def _rows(raw: ConfigReader) -> int:
 def read_config(raw: ConfigReader) -> Model:
     """An ESM config.json as our config: the architecture says which head there is."""
     raw = replace(raw, table={"pad_token_id": 1, **raw.table})
-    model: Any = read_keys(raw, replace(esm(128, 1, 2), head=None), KEYS)
+    model: Any = read_keys(raw, replace(esm(128, 1, 2), embed=Embed(1), head=None), KEYS)
     stack, start = stacks(model)["encoder"], roberta.read_start(raw)
     kinds = {"absolute": Learned(model.context, start), "rotary": StoredRotary()}
     position: Any = raw.choice("position_embedding_type", kinds, "absolute")
     if isinstance(position, StoredRotary):
         position = StoredRotary(raw.number("rope_theta", 10_000.0, least=1.0))
     before = stack.last_norm if raw.flag("emb_layer_norm_before", False) else None
-    vocab = raw.integer("vocab_size", most=MOST_TOKENS)
-    embed = Embed(vocab)
     if raw.flag("token_dropout", False):
-        raw.must(type(raw.value("mask_token_id")) is int, "mask_token_id", "the id of a token")
-        embed = MaskedEmbed(vocab, mask=raw.value("mask_token_id"))
+        mask = raw.value("mask_token_id")
+        raw.must(type(mask) is int and mask >= 0, "mask_token_id", "the id of a token")
+        model = replace(model, embed=MaskedEmbed(model.embed.vocab, mask=mask))
     stack = replace(stack, position=position, first_norm=before)
-    return roberta.read_ends(raw, replace(model, embed=embed, encoder=stack), "esm")
+    return roberta.read_ends(raw, replace(model, encoder=stack), "esm")
 
 
 def write_config(model: Encoder) -> dict[str, Any]:

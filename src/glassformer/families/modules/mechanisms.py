@@ -59,19 +59,14 @@ class MaskedEmbedModule(Embed):
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C)."""
-        pos = flow.pos.expand_as(tokens)
+        pos, masked = flow.pos.expand_as(tokens), tokens == self.mask
         document = document_starts(pos).cumsum(1)  # (B, T)
-        real, masked = pos >= 0, tokens == self.mask
-
-        def count(chosen: Tensor) -> Tensor:
-            """How many of each token's document are chosen (B, T)."""
-            totals = self.token.weight.new_zeros(len(tokens), tokens.shape[1] + 1)
-            totals.scatter_add_(1, document, chosen.to(totals.dtype))
-            return totals.gather(1, document)
-
-        left = 1 - count(masked & real) / count(real).clamp(min=1)
-        factor = (TRAINED / left).masked_fill(masked, 0.0)
-        return flow.look(flow.embed_path, "token", self.token(tokens) * factor[..., None])
+        near = (document[:, :, None] == document[:, None, :]) & (pos >= 0)[:, None, :]
+        kind = self.token.weight.dtype
+        near = near.to(torch.promote_types(kind, torch.float32))  # (B, T, T): of one document
+        hidden = (near @ masked[..., None].to(near.dtype)) / near.sum(-1, keepdim=True).clamp(min=1)
+        factor = (TRAINED / (1 - hidden)).masked_fill(masked[..., None], 0.0).to(kind)
+        return flow.look(flow.embed_path, "token", self.token(tokens) * factor)
 
 
 TRAINED = 1 - 0.15 * 0.8  # the share of tokens that no mask hid while the family was trained
@@ -96,7 +91,8 @@ class StoredRotaryModule(Rotary):
 def again(module: Any) -> Any:
     """The module in one more place: what is set in the one is set in the other."""
     copy = object.__new__(type(module))
-    copy.__dict__.update(module.__dict__)
+    nn.Module.__init__(copy)  # hooks of its own
+    copy.__dict__.update({name: x for name, x in vars(module).items() if "hooks" not in name})
     traced = {
         name: again(child)
         for name, child in module._modules.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +83,16 @@ class StoredRotaryModule(Rotary):
 
     def frequencies(self, turned: int, device: torch.device) -> tuple[Tensor, float]:
         """Radians a position (turned / 2), and no factor."""
-        return self.inv_freq.float(), 1.0
+        return self.inv_freq, 1.0
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StoredRotaryModule:
+        """Moves them to another device, and leaves them in single precision."""
+
+        def move(x: Tensor) -> Tensor:
+            moved = fn(x)
+            return moved if moved.dtype == x.dtype else x.to(moved.device)
+
+        return super()._apply(move, recurse)  # type: ignore[no-any-return, no-untyped-call]
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         self.inv_freq.copy_(super().frequencies(2 * len(self.inv_freq), self.inv_freq.device)[0])

@@ -95,7 +95,8 @@ def table(model: Encoder) -> Table:
     del layer["attention.output.LayerNorm"], layer["output.LayerNorm"]
     ends = {"esm.encoder.emb_layer_norm_after": "encoder.last_norm"}
     stored = NameRule(f"esm.{_STORED}", "encoder.position.inv_freq")
-    ignore = (f"{_CONTACTS}.weight", f"{_CONTACTS}.bias", f"esm.{_OLDER}")
+    unread = "esm.embeddings.position_embeddings.weight"  # published beside rotary positions
+    ignore = (f"{_CONTACTS}.weight", f"{_CONTACTS}.bias", f"esm.{_OLDER}", unread)
     layers = (*trunk("esm", layer, "layer_norm"), *rules(ends), stored)
     named = roberta.named(model, "esm", layers, ignore, f"{roberta.WORDS}.bias")
     return replace(named, renamed=(*named.renamed, *_RENAMED))

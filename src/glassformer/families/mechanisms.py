@@ -24,6 +24,11 @@ from ..core.errors import need
 class FirstBlock(config.Block):
     """A block whose attention reads the stream without a norm (ModernBERT)."""
 
+    def shapes(self, dim: int, causal: bool, dropout: float) -> Shapes:
+        """A block's, but for the norm before its attention."""
+        layers = config.Block.shapes(self, dim, causal, dropout)
+        return {name: x for name, x in layers.items() if not name.startswith("attn_norm.")}
+
 
 @config.member(config.Position)
 class LearnedWithBias(config.Learned):
@@ -73,6 +78,8 @@ class MaskedEmbed(config.Embed):
     """
 
     mask: NonNegativeInt = 0  # id of the token that hides another
+
+    shapes = config.Embed.shapes
 
     def __post_init__(self) -> None:
         plain = self.scale == 1.0 and not self.segments and not self.previous_token_embeddings

@@ -88,8 +88,7 @@ def read_config(raw: ConfigReader) -> Model:
     return model if head in (LABELS, CHOICE) else replace(model, pool=read_pool(raw, head))
 
 
-KEYS = (
-    Key.only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+TRUNK = (
     Key.only("is_decoder", False, "a BERT here sees both sides of every token"),
     Key.only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
     Key.integer("hidden_size", "dim"),
@@ -107,6 +106,10 @@ KEYS = (
         "hidden_dropout_prob attention_probs_dropout_prob", "encoder.dropout", 0.1, most=0.99
     ),
     Key.std("initializer_range"),
+)
+KEYS = (
+    Key.only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+    *TRUNK,
 )
 
 

@@ -11,8 +11,9 @@ from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from . import decoders, roberta
+from .bert import TRUNK
 from .encoders import LABELS, LAYER, MASKED, TOKENS, architectures, trunk, write_heads
-from .keys import MOST_POSITIONS, Key, read_keys, write_keys
+from .keys import Key, read_keys, write_keys
 from .mechanisms import MaskedEmbed, StoredRotary
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
@@ -29,17 +30,13 @@ def esm(dim: int, depth: int, heads: int) -> Encoder:
     return Encoder(dim, 1024, MaskedEmbed(33, mask=32), stack, head, decoders.INIT)
 
 
-_NEW = ("hidden_act", "type_vocab_size", "layer_norm_eps", "position_embedding_type", "")
+_OTHERS = ("hidden_act", "type_vocab_size", "layer_norm_eps", "max_position_embeddings")
 KEYS = (
-    *(key for key in roberta.KEYS if key.names not in (*_NEW, "pad_token_id")),
+    *(key for key in TRUNK if key.names not in _OTHERS),
     Key.only("is_folding_model", False, "a folding model is more than an encoder"),
     Key.number("layer_norm_eps", f"{BLOCK}.norm.eps encoder.last_norm.eps", 1e-12, most=1.0),
-    Key("", "context", lambda raw: _rows(raw) - roberta.read_start(raw)),
+    Key("", "context", roberta.read_length),
 )
-
-
-def _rows(raw: ConfigReader) -> int:
-    return int(raw.integer("max_position_embeddings", 1026, MOST_POSITIONS))
 
 
 def read_config(raw: ConfigReader) -> Model:

@@ -10,6 +10,7 @@ from ..core.config.embed_head import Embed
 from ..core.config.model import Encoder, Model, stacks
 from ..core.config.pool import Pool
 from . import roberta
+from .bert import TRUNK
 from .encoders import LAYER, architectures, trunk, write_heads
 from .keys import MOST_POSITIONS, Key, read_keys, write_keys
 from .mechanisms import LearnedWithBias
@@ -35,7 +36,7 @@ def _length(raw: ConfigReader) -> int:
 
 
 KEYS = (
-    *(key for key in roberta.KEYS if key.names not in ("type_vocab_size", "pad_token_id", "")),
+    *(key for key in TRUNK if key.names not in ("type_vocab_size", "max_position_embeddings")),
     Key.only("relative_attention_num_buckets", 32, "distances here lie in 32 buckets"),
     Key(
         "max_position_embeddings",

@@ -20,9 +20,7 @@ from glassformer.serve.engine import Encode, Engine, Request, memory
 from glassformer.serve.engine.memory import plan_memory
 from pages import check_pages
 
-GENERATORS = [
-    name for name, cfg in tiny.ALL.items() if cfg.head and not isinstance(cfg, c.Encoder)
-]
+GENERATORS = [name for name, cfg in tiny.ALL.items() if cfg.head and not isinstance(cfg, c.Encoder)]
 TWO = set(tiny.OTHERS)
 # of log-probabilities, where torch's products decide: they sum in another order for other row
 # counts

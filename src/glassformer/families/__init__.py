@@ -47,8 +47,8 @@ from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
-from .mpt import MPT
 from .mpnet import MPNET
+from .mpt import MPT
 from .mt5 import MT5
 from .names import NameRule as NameRule
 from .names import Table as Table

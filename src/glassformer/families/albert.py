@@ -73,7 +73,9 @@ def read_config(raw: ConfigReader) -> Model:
         return replace(model, head=words, pool=Pool("first", "tanh", 2, dropout))
     model = read_heads(raw, model, words, "tanh", dropout)
     bare = not head and raw.flag("add_pooling_layer", True)
-    bare = bare and (raw.weights is None or any(map(raw.holds, ("pooler.weight", f"{POOLER}.weight"))))
+    bare = bare and (
+        raw.weights is None or any(map(raw.holds, ("pooler.weight", f"{POOLER}.weight")))
+    )
     return replace(model, pool=Pool("first", "tanh")) if bare else model
 
 

@@ -96,9 +96,7 @@ def head_name(model: Encoder) -> str:
     return LABELS if model.pool is not None and model.pool.labels else ""
 
 
-def write_heads(
-    model: Encoder, family: str, dropout: str = "classifier_dropout"
-) -> dict[str, Any]:
+def write_heads(model: Encoder, family: str, dropout: str = "classifier_dropout") -> dict[str, Any]:
     """Settings of the head that a model has, or of a bare model's pooler."""
     head = head_name(model)
     named = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}

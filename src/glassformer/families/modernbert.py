@@ -8,7 +8,6 @@ from typing import Any
 
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import GatedMLP
-from ..core.config.mask import Window
 from ..core.config.model import Attention, Block, Encoder, Model, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Rotary
@@ -24,7 +23,6 @@ from .encoders import (
     write_heads,
 )
 from .keys import (
-    ACTIVATIONS,
     MOST_BLOCKS,
     MOST_HEADS,
     MOST_HIDDEN,
@@ -110,8 +108,8 @@ def read_config(raw: ConfigReader) -> Model:
         return replace(model, token_head=replace(model.token_head, **layer))
     if model.pool is None:
         return model
-    mode = raw.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")
-    return replace(model, pool=replace(model.pool, mode=mode, **layer))
+    layer["mode"] = raw.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")
+    return replace(model, pool=replace(model.pool, **layer))
 
 
 def write_config(model: Encoder) -> dict[str, Any]:

@@ -22,8 +22,8 @@ START = 2  # transformers has this row for the first position, whatever the id o
 
 def mpnet(dim: int, depth: int, heads: int) -> Encoder:
     """The shape of MPNet as pretrained, for words under masks; 512 positions."""
-    model: Any = roberta.roberta(dim, depth, heads)
-    position = LearnedWithBias(512, START)
+    model = roberta.roberta(dim, depth, heads)
+    position: Any = LearnedWithBias(512, START)
     stack = replace(stacks(model)["encoder"], position=position)
     return replace(model, embed=Embed(30_527), encoder=stack)
 
@@ -64,9 +64,7 @@ _LAYER = {
     "attention.LayerNorm": "attn_norm",
     **{name: LAYER[name] for name in ("intermediate.dense", "output.dense", "output.LayerNorm")},
 }
-_BIAS = NameRule(
-    "mpnet.encoder.relative_attention_bias.weight", "encoder.position.relative.weight"
-)
+_BIAS = NameRule("mpnet.encoder.relative_attention_bias.weight", "encoder.position.relative.weight")
 
 
 def table(model: Encoder) -> Table:

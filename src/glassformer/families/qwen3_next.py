@@ -57,7 +57,8 @@ KEYS = decoders.keys(
 
 def read_config(raw: ConfigReader) -> Model:
     """A Qwen3-Next config.json as our config."""
-    model: Any = read_keys(raw, decoders.with_attention_first(_DENSE, "qwen3_next"), KEYS)
+    start: Decoder = decoders.with_attention_first(_DENSE, "qwen3_next")
+    model = read_keys(raw, start, KEYS)
     block, depth = decoders.first_block(model), model.decoder.depth
     raw.only("hidden_act", "silu", "the convolution and the gate here are silu")
     delta: Any = GatedDelta(

@@ -22,20 +22,19 @@ from .encoders import (
     head_of,
     read_heads,
     tags,
-    weight_and_bias,
+    with_words,
     write_heads,
 )
 from .keys import ACTIVATIONS, MOST_HIDDEN, Key, read_keys, write_keys
 from .mechanisms import LoopedStack
-from .names import NameRule, Table, rules
+from .names import Table
 from .recipe import ConfigReader, Recipe
 
 DROPOUT = "classifier_dropout_prob"
 KEYS = (
-    *(key for key in BERT_KEYS if not key.names.startswith("hidden_")),
+    *BERT_KEYS,
     Key.only("num_hidden_groups", 1, "all blocks of an ALBERT here share one group of weights"),
     Key.only("inner_group_num", 1, "a group of an ALBERT here is one block"),
-    Key.integer("hidden_size", "dim", 4096),
     Key.integer("embedding_size", "embed.dim", 128, most=MOST_HIDDEN),
     Key.activation("hidden_act", "encoder.pattern.feedforward.act", "gelu_new"),
     Key.number(
@@ -106,32 +105,12 @@ def table(model: Encoder) -> Table:
     labels = {NEXT if model.head else "classifier": "pool.proj", POOLER: "pool.transform"}
     if model.token_head is not None:
         labels = {tags(model.token_head): "token_head.proj"}
-    layers = {
-        **{f"{_BLOCK}.{name}": f"encoder.blocks.0.{ours}" for name, ours in _LAYER.items()},
-        "albert.encoder.embedding_hidden_mapping_in": "encoder.project",
-        f"{WORDS}.dense": "head.transform",
-        f"{WORDS}.LayerNorm": "head.norm",
-        **labels,
-    }
-    bias, copy = f"{WORDS}.bias", f"{WORDS}.decoder.bias"
-    tied = model.head is not None and model.head.tied
-    if model.head is not None and not tied:
-        bias, copy = copy, bias
-    word = f"{WORDS}.decoder.weight"
-    unused = weight_and_bias(
-        POOLER, NEXT, f"{WORDS}.dense", f"{WORDS}.LayerNorm", f"{WORDS}.decoder"
-    )
-    return Table(
-        (
-            *embeddings("albert"),
-            *rules(layers),
-            NameRule(word, "head.proj.weight"),
-            NameRule(bias, "head.proj.bias"),
-        ),
-        (*unused, f"{WORDS}.bias", "albert.embeddings.position_ids"),
-        ((word, "albert.embeddings.word_embeddings.weight"), (copy, bias)) if tied else (),
-        prefix="albert.",
-    )
+    block = {f"{_BLOCK}.{name}": f"encoder.blocks.0.{place}" for name, place in _LAYER.items()}
+    transform = {f"{WORDS}.dense": "head.transform", f"{WORDS}.LayerNorm": "head.norm"}
+    mapping = {"albert.encoder.embedding_hidden_mapping_in": "encoder.project"}
+    layers = {**block, **mapping, **transform, **labels}
+    unread = (POOLER, NEXT, *transform)
+    return with_words(model, "albert", embeddings("albert"), layers, WORDS, unread)
 
 
 ALBERT = Recipe(

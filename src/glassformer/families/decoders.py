@@ -147,6 +147,12 @@ def without(keys: Sequence[Key], names: str) -> tuple[Key, ...]:
     return tuple(key for key in keys if key.names not in names.split())
 
 
+def for_encoder(keys: Sequence[Key], names: str) -> tuple[Key, ...]:
+    """The words for an encoder, but for ``names`` that its files do not have."""
+    kept = without(keys, names)
+    return tuple(replace(k, places=k.places.replace("decoder.", "encoder.")) for k in kept)
+
+
 def config_reader(model: Decoder, keys: Sequence[Key]) -> Callable[[ConfigReader], Model]:
     """``read_config`` of a family that says no more than its keys."""
     return lambda raw: read_keys(raw, model, keys)

@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..core.config.embed_head import Head
 from ..core.config.feedforward import Activation
 from ..core.config.model import Encoder
 from ..core.config.pool import Pool, TokenHead
-from .names import NameRule, rules
+from .names import NameRule, Table, rules
 from .recipe import ConfigReader
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
@@ -154,4 +154,33 @@ def trunk(
             f"{name}.encoder.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
             for file_name, param_name in layer.items()
         }
+    )
+
+
+def with_words(
+    model: Encoder,
+    name: str,
+    trunk: Iterable[NameRule],
+    layers: Mapping[str, str],
+    words: str,
+    unread: Iterable[str] = (),
+    tokens: str = "embeddings.word_embeddings.weight",
+    untied: str = "decoder.bias",
+) -> Table:
+    """The table of a ``trunk`` below ``name`` and the ``layers`` behind it, with a head over the
+    vocabulary at ``words``.
+
+    Its bias has two names; ``untied`` is that of a head with a table of its own. Layers of heads
+    that the model lacks may be ``unread``.
+    """
+    tied = model.head is not None and model.head.tied
+    weight, bias = weight_and_bias(f"{words}.decoder")
+    name_of_bias = f"{words}.bias" if tied or model.head is None else f"{words}.{untied}"
+    projection = (NameRule(weight, "head.proj.weight"), NameRule(name_of_bias, "head.proj.bias"))
+    leftovers = weight_and_bias(*unread, f"{words}.decoder")
+    return Table(
+        (*trunk, *rules(layers), *projection),
+        (*leftovers, f"{words}.bias", f"{name}.embeddings.position_ids"),
+        ((weight, f"{name}.{tokens}"), (bias, name_of_bias)) if tied else (),
+        prefix=f"{name}.",
     )

@@ -83,7 +83,6 @@ _RENAMED = (
     ("LayerNorm.gamma", "LayerNorm.weight"),
     ("LayerNorm.beta", "LayerNorm.bias"),
 )
-_CONTACTS = "esm.contact_head.regression"
 
 
 def table(model: Encoder) -> Table:
@@ -92,11 +91,12 @@ def table(model: Encoder) -> Table:
     del layer["attention.output.LayerNorm"], layer["output.LayerNorm"]
     ends = {"esm.encoder.emb_layer_norm_after": "encoder.last_norm"}
     stored = NameRule(f"esm.{_STORED}", "encoder.position.inv_freq")
-    unread = "esm.embeddings.position_embeddings.weight"  # published beside rotary positions
-    ignore = (f"{_CONTACTS}.weight", f"{_CONTACTS}.bias", f"esm.{_OLDER}", unread)
+    # published beside rotary positions
+    unread = ("esm.contact_head.regression", "esm.embeddings.position_embeddings")
     layers = (*trunk("esm", layer, "layer_norm"), *rules(ends), stored)
-    named = roberta.named(model, "esm", layers, ignore, f"{roberta.WORDS}.bias")
-    return replace(named, renamed=(*named.renamed, *_RENAMED))
+    table = roberta.with_ends(model, "esm", layers, unread, "bias")
+    ignore = (*table.ignore, f"esm.{_OLDER}")
+    return replace(table, ignore=ignore, renamed=(*table.renamed, *_RENAMED))
 
 
 ESM = Recipe(

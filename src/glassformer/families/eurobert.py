@@ -13,39 +13,23 @@ from ..core.config.norm import RMSNorm
 from ..core.config.pool import TokenHead
 from ..core.config.position import Rotary
 from ..core.errors import need
-from .decoders import read_rotary, write_scaling
+from . import decoders
+from .decoders import ATTN, FFN, write_scaling
 from .encoders import MASKED, TOKENS, architectures, head_name, head_of, read_labels, write_labels
-from .keys import (
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
-    read_keys,
-    write_keys,
-)
+from .keys import Key, read_keys, write_keys
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 
-ATTN, FFN = "encoder.pattern.attention", "encoder.pattern.feedforward"
-KEYS = (
-    Key.only("pretraining_tp", 1, "matrices lie in one piece here"),
-    Key.integer("hidden_size", "dim", 768),
-    Key.integer("num_hidden_layers", "encoder.depth", 12, most=MOST_BLOCKS),
-    Key.integer("num_attention_heads", f"{ATTN}.heads", 12, most=MOST_HEADS),
-    Key.integer("num_key_value_heads", f"{ATTN}.kv_heads", None, most=MOST_HEADS),
-    Key.integer("head_dim", f"{ATTN}.head_dim", None, most=MOST_HEADS),
-    Key.integer("intermediate_size", f"{FFN}.hidden", 3072, most=MOST_HIDDEN),
-    Key.integer("max_position_embeddings", "context", 8192, most=MOST_POSITIONS),
-    Key.integer("vocab_size", "embed.vocab", 128_256, most=MOST_TOKENS),
-    Key.activation("hidden_act", f"{FFN}.act", "silu"),
-    Key.flag("attention_bias", f"{ATTN}.bias", False),
-    Key.flag("mlp_bias", f"{FFN}.bias", False),
-    Key.number("rms_norm_eps", "encoder.pattern.norm.eps encoder.last_norm.eps", 1e-5, most=1.0),
-    Key.number("attention_dropout", "encoder.dropout", 0.0, most=0.99),
-    Key("", "encoder.position", lambda raw: read_rotary(raw, 10_000.0)),
-    Key.std("initializer_range"),
+KEYS = decoders.for_encoder(
+    decoders.keys(
+        Key.only("pretraining_tp", 1, "matrices lie in one piece here"),
+        Key.flag("attention_bias", f"{ATTN}.bias", False),
+        Key.flag("mlp_bias", f"{FFN}.bias", False),
+        context=8192,
+        eps=decoders.eps("rms_norm_eps", 1e-5),
+        dropouts="attention_dropout",
+    ),
+    "tie_word_embeddings",
 )
 
 

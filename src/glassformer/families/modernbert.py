@@ -12,6 +12,7 @@ from ..core.config.model import Attention, Block, Encoder, Model, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Rotary
 from . import decoders
+from .decoders import ATTN, BLOCK, FFN
 from .encoders import (
     ANSWERS,
     CHOICE,
@@ -22,43 +23,29 @@ from .encoders import (
     read_heads,
     write_heads,
 )
-from .keys import (
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
-    read_keys,
-    write_keys,
-)
+from .keys import MOST_POSITIONS, Key, read_keys, write_keys
 from .mechanisms import FirstBlock
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 
 LOCAL, GLOBAL = 10_000.0, 160_000.0  # theta of blocks with a window, and of the others
-BLOCK = "encoder.pattern"
-NORMS = f"{BLOCK}.norm encoder.first_norm encoder.last_norm".split()
+NORMS = f"{BLOCK}.norm decoder.first_norm decoder.last_norm".split()
 ACT = Key.activation("classifier_activation", "", "gelu")
-KEYS = (
-    Key.only("sparse_prediction", False, "logits here are of all tokens"),
-    Key.only("rope_scaling", None, "blocks with a window and the others turn by rope_parameters"),
-    Key.integer("hidden_size", "dim", 768),
-    Key.integer("num_hidden_layers", "encoder.depth", 22, most=MOST_BLOCKS),
-    Key.integer("num_attention_heads", f"{BLOCK}.attention.heads", 12, most=MOST_HEADS),
-    Key.integer("intermediate_size", f"{BLOCK}.feedforward.hidden", 1152, most=MOST_HIDDEN),
-    Key.integer("max_position_embeddings", "context", 8192, most=MOST_POSITIONS),
-    Key.integer("vocab_size", "embed.vocab", 50_368, most=MOST_TOKENS),
-    Key.activation("hidden_activation", f"{BLOCK}.feedforward.act", "gelu"),
-    Key.flag("attention_bias", f"{BLOCK}.attention.bias", False),
-    Key.flag("mlp_bias", f"{BLOCK}.feedforward.bias", False),
-    Key.flag("norm_bias", " ".join(f"{norm}.bias" for norm in NORMS), False),
-    Key.number("norm_eps", " ".join(f"{norm}.eps" for norm in NORMS), 1e-5, most=1.0),
-    Key.number(
-        "mlp_dropout attention_dropout embedding_dropout", "encoder.dropout", 0.0, most=0.99
+KEYS = decoders.for_encoder(
+    decoders.keys(
+        Key.only("sparse_prediction", False, "logits here are of all tokens"),
+        Key.only("rope_scaling", None, "blocks of two kinds turn by rope_parameters"),
+        Key.flag("attention_bias", f"{ATTN}.bias", False),
+        Key.flag("mlp_bias", f"{FFN}.bias", False),
+        Key.flag("norm_bias", " ".join(f"{norm}.bias" for norm in NORMS), False),
+        context=8192,
+        act="gelu",
+        act_names="hidden_activation",
+        eps=decoders.eps("norm_eps", 1e-5, NORMS[1] + ".eps"),
+        rotary=Key("", "decoder.position", lambda raw: _positions(raw)[1]),
+        dropouts="mlp_dropout attention_dropout embedding_dropout",
     ),
-    Key("", "encoder.position", lambda raw: _positions(raw)[1]),
-    Key.std("initializer_range"),
+    "num_key_value_heads head_dim tie_word_embeddings",
 )
 
 

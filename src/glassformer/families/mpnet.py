@@ -69,7 +69,7 @@ _BIAS = NameRule("mpnet.encoder.relative_attention_bias.weight", "encoder.positi
 
 def table(model: Encoder) -> Table:
     """The names of the weights."""
-    return roberta.named(model, "mpnet", (*trunk("mpnet", _LAYER), _BIAS))
+    return roberta.with_ends(model, "mpnet", (*trunk("mpnet", _LAYER), _BIAS))
 
 
 MPNET = Recipe(

@@ -15,6 +15,8 @@ from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Rotary
+from . import decoders
+from .bert import TRUNK
 from .decoders import read_rotary, write_scaling
 from .encoders import (
     LABELS,
@@ -24,21 +26,18 @@ from .encoders import (
     head_name,
     head_of,
     read_heads,
-    weight_and_bias,
+    with_words,
     write_heads,
 )
 from .keys import (
     ACTIVATIONS,
-    MOST_BLOCKS,
     MOST_HEADS,
-    MOST_HIDDEN,
     MOST_POSITIONS,
-    MOST_TOKENS,
     Key,
     read_keys,
     write_keys,
 )
-from .names import NameRule, Table, rules
+from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe
 
 BLOCK = "encoder.pattern"
@@ -55,21 +54,14 @@ KEYS = (
     Key.only("rotary_emb_interleaved", False, "this family pairs halves"),
     Key.only("rotary_scaling_factor", None, "positions here are not scaled by the length"),
     Key.only("moe_every_n_layers", 0, "mixtures of experts are not read for this family"),
-    Key.integer("hidden_size", "dim", 768),
-    Key.integer("num_hidden_layers", "encoder.depth", 12, most=MOST_BLOCKS),
-    Key.integer("num_attention_heads", f"{BLOCK}.attention.heads", 12, most=MOST_HEADS),
+    *decoders.without(TRUNK, "max_position_embeddings"),
     Key.integer("head_dim", f"{BLOCK}.attention.head_dim", None, most=MOST_HEADS),
-    Key.integer("intermediate_size", f"{BLOCK}.feedforward.hidden", 3072, most=MOST_HIDDEN),
     Key.integer("max_position_embeddings", "context", 2048, most=MOST_POSITIONS),
-    Key.integer("type_vocab_size", "embed.segments", 2),
-    Key.integer("vocab_size", "embed.vocab", 30_528, most=MOST_TOKENS),
     Key.activation("hidden_act", f"{BLOCK}.feedforward.act", "silu"),
-    Key.number("layer_norm_eps", f"{BLOCK}.norm.eps encoder.first_norm.eps", 1e-12, most=1.0),
     Key.number(
         "hidden_dropout_prob attention_probs_dropout_prob", "encoder.dropout", 0.0, most=0.99
     ),
     Key("", "encoder.position", lambda raw: read_rotary(raw, 1000.0)),
-    Key.std("initializer_range"),
 )
 OLDER = {
     "n_embd": "hidden_size",
@@ -144,24 +136,16 @@ def table(model: Encoder) -> Table:
         f"{WORDS}.transform.layer_norm": "head.norm",
     }
     labels = {"classifier": "token_head.proj" if model.token_head is not None else "pool.proj"}
-    bias, copy = f"{WORDS}.bias", f"{WORDS}.decoder.bias"
-    tied = model.head is not None and model.head.tied
-    if model.head is not None and not tied:
-        bias, copy = copy, bias
-    tokens = f"{ROOT}.embeddings.word_embeddings.weight"
     qkv = tuple(f"encoder.blocks.{{i}}.attn.{name}.weight" for name in "qkv")
-    all_rules = (
-        NameRule(tokens, "embed.token.weight"),
-        NameRule(f"{ROOT}.embeddings.token_type_embeddings.weight", "embed.segment.weight"),
+    embeddings = f"{ROOT}.embeddings"
+    trunk = (
+        NameRule(f"{embeddings}.word_embeddings.weight", "embed.token.weight"),
+        NameRule(f"{embeddings}.token_type_embeddings.weight", "embed.segment.weight"),
         NameRule(f"{BLOCKS}.attn.Wqkv.weight", qkv),
-        *rules({f"{ROOT}.emb_ln": "encoder.first_norm", **layers, **words, **labels}),
-        *rules({POOLER: "pool.transform"}),
-        NameRule(f"{WORDS}.decoder.weight", "head.proj.weight"),
-        NameRule(bias, "head.proj.bias"),
     )
-    unused = (*weight_and_bias(POOLER, *words, f"{WORDS}.decoder"), f"{WORDS}.bias")
-    copies = ((f"{WORDS}.decoder.weight", tokens), (copy, bias)) if tied else ()
-    return Table(all_rules, unused, copies, prefix=f"{ROOT}.")
+    ends = {f"{ROOT}.emb_ln": "encoder.first_norm", POOLER: "pool.transform"}
+    layers = {**layers, **ends, **words, **labels}
+    return with_words(model, ROOT, trunk, layers, WORDS, (POOLER, *words))
 
 
 NOMIC_BERT = Recipe(

@@ -7,6 +7,7 @@ config and the same names, so that a model of which nothing else is known is wri
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,10 +31,11 @@ from .encoders import (
     tags,
     trunk,
     weight_and_bias,
+    with_words,
     write_heads,
 )
 from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
-from .names import NameRule, Table, rules
+from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe
 
 HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
@@ -105,57 +107,32 @@ def write_config(model: Encoder, family: str) -> dict[str, Any]:
 
 def table(model: Encoder) -> Table:
     """The names of the weights of RoBERTa and its kin."""
-    return named(model, "roberta", tuple(trunk("roberta")))
+    return with_ends(model, "roberta", trunk("roberta"))
 
 
-def named(
+def with_ends(
     model: Encoder,
     name: str,
-    trunk: tuple[NameRule, ...],
-    ignore: tuple[str, ...] = (),
-    untied: str = f"{WORDS}.decoder.bias",
+    trunk: Iterable[NameRule],
+    unread: Iterable[str] = (),
+    untied: str = "decoder.bias",
 ) -> Table:
     """The table of a ``trunk`` below ``name`` with RoBERTa's ends; how the weights of labels are
-    called depends on the head. ``untied`` is the bias of a head with a table of its own."""
-    pooler = f"{name}.pooler.dense"
+    called depends on the head."""
+    pooler, dense = f"{name}.pooler.dense", f"{LABEL}.dense"
     labels = model.pool is not None and model.pool.labels > 0
-    layers = {
-        f"{LABEL}.dense" if labels else pooler: "pool.transform",
-        f"{LABEL}.out_proj": "pool.proj",
-        f"{WORDS}.dense": "head.transform",
-        f"{WORDS}.layer_norm": "head.norm",
-    }
+    transform = {f"{WORDS}.dense": "head.transform", f"{WORDS}.layer_norm": "head.norm"}
+    pool = {dense if labels else pooler: "pool.transform", f"{LABEL}.out_proj": "pool.proj"}
+    layers = {**transform, **pool}
     if model.token_head is not None:
         layers = {tags(model.token_head): "token_head.proj"}
-    tied = model.head is not None and model.head.tied
-    bias = f"{WORDS}.bias" if tied or model.head is None else untied
-    words = f"{WORDS}.decoder.weight"
-    all_rules = (
-        *trunk,
-        *rules(layers),
-        NameRule(words, "head.proj.weight"),
-        NameRule(bias, "head.proj.bias"),
-    )
-    unused = (
-        *weight_and_bias(pooler, f"{WORDS}.dense", f"{WORDS}.layer_norm", f"{WORDS}.decoder"),
-        f"{WORDS}.bias",
-        f"{name}.embeddings.position_ids",
-        *ignore,
-    )
-    copies = ((words, f"{name}.embeddings.word_embeddings.weight"), (f"{WORDS}.decoder.bias", bias))
+    unread = (pooler, *transform, *unread)
+    table = with_words(model, name, trunk, layers, WORDS, unread, untied=untied)
     # of choices, whose layers have the names of a pooler and of BERT's labels
     choice = zip(
-        weight_and_bias(pooler, LABEL),
-        weight_and_bias(f"{LABEL}.dense", f"{LABEL}.out_proj"),
-        strict=True,
+        weight_and_bias(pooler, LABEL), weight_and_bias(dense, f"{LABEL}.out_proj"), strict=True
     )
-    return Table(
-        all_rules,
-        unused,
-        copies if tied else (),
-        prefix=f"{name}.",
-        renamed=tuple(choice) if labels else (),
-    )
+    return replace(table, renamed=tuple(choice)) if labels else table
 
 
 def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:

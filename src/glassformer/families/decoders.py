@@ -149,8 +149,8 @@ def without(keys: Sequence[Key], names: str) -> tuple[Key, ...]:
 
 def for_encoder(keys: Sequence[Key], names: str) -> tuple[Key, ...]:
     """The words for an encoder, but for ``names`` that its files do not have."""
-    kept = without(keys, names)
-    return tuple(replace(k, places=k.places.replace("decoder.", "encoder.")) for k in kept)
+    words = without(keys, names)
+    return tuple(replace(k, places=k.places.replace("decoder.", "encoder.")) for k in words)
 
 
 def config_reader(model: Decoder, keys: Sequence[Key]) -> Callable[[ConfigReader], Model]:
@@ -404,6 +404,13 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
         for name, value in table.items()
         if value is not None and name not in unsaid and (name, value) != ("truncate", True)
     }
+
+
+def write_scheme(position: Any) -> dict[str, Any]:
+    """Rotary positions as a table of transformers 5's ``rope_parameters``; the usual for others."""
+    rotary = position if isinstance(position, Rotary) else Rotary()
+    scaling = write_scaling(rotary.scaling) or {"rope_type": "default"}
+    return {"rope_theta": rotary.theta, **scaling}
 
 
 # ------------------------------------------------------------------------------------ weight names

@@ -14,7 +14,7 @@ from ..core.config.pool import TokenHead
 from ..core.config.position import Rotary
 from ..core.errors import need
 from . import decoders
-from .decoders import ATTN, FFN, write_scaling
+from .decoders import ATTN, FFN
 from .encoders import MASKED, TOKENS, architectures, head_name, head_of, read_labels, write_labels
 from .keys import Key, read_keys, write_keys
 from .names import NameRule, Table, rules
@@ -54,15 +54,11 @@ def write_config(model: Encoder) -> dict[str, Any]:
     """Our config as a EuroBERT config.json, as far as that can say it."""
     need(model.pool is None, "The eurobert layout holds no pool; keep it beside the model.")
     position, head = stacks(model)["encoder"].position, head_name(model)
-    rotary = position if isinstance(position, Rotary) else Rotary()
     raw = {
         "architectures": [f"EuroBertFor{head}" if head else "EuroBertModel"],
         **write_keys(model, KEYS),
         "pad_token_id": None,  # a tokenizer's follows, where there is one
-        "rope_parameters": {
-            "rope_theta": rotary.theta,
-            **(write_scaling(rotary.scaling) or {"rope_type": "default"}),
-        },
+        "rope_parameters": decoders.write_scheme(position),
     }
     if model.token_head is not None:
         return {**raw, "id2label": write_labels(model)["id2label"]}

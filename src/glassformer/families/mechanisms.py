@@ -61,11 +61,11 @@ class LoopedStack(config.Stack):
 
     @property
     def passes(self) -> int:
-        """How many times a token is multiplied with the block's matrices."""
+        """A token is multiplied with the block's matrices so many times."""
         return self.depth
 
     def shapes(self, dim: int, width: int) -> Shapes:
-        """Those of a stack of one block."""
+        """A stack of one block has the same."""
         return config.Stack.shapes(replace(self, depth=min(self.depth, 1)), dim, width)
 
 

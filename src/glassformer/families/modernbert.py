@@ -12,7 +12,7 @@ from ..core.config.model import Attention, Block, Encoder, Model, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Rotary
 from . import decoders
-from .decoders import ATTN, BLOCK, FFN
+from .decoders import ATTN, BLOCK, FFN, THEIRS
 from .encoders import (
     ANSWERS,
     CHOICE,
@@ -65,9 +65,10 @@ def _slide(model: Encoder, raw: ConfigReader, local: Rotary) -> Encoder:
     slides = [i % every != 0 for i in range(decoders.stack(model).depth)]
     size = raw.integer("local_attention", 128, most=MOST_POSITIONS) // 2 + 1
     masks = decoders.read_windows(raw, size, slides)
-    first, *others = decoders.with_local(model, decoders.with_masks(model, masks), local)
-    others = [Block(**vars(block)) for block in others]
-    return decoders.with_blocks(model, [FirstBlock(**vars(first)), *others])
+    blocks = decoders.with_local(model, decoders.with_masks(model, masks), local)
+    kinds = (FirstBlock, *[Block] * (len(blocks) - 1))
+    blocks = [kind(**vars(block)) for kind, block in zip(kinds, blocks, strict=True)]
+    return decoders.with_blocks(model, blocks)
 
 
 def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
@@ -103,37 +104,25 @@ def write_config(model: Encoder) -> dict[str, Any]:
     """Our config as a ModernBERT config.json, as far as that can say it."""
     decoders.even_heads(model, "modernbert")
     head: Any = model.head or model.token_head or model.pool
-    raw = {} if head is None or head.transform is None else _write_layer(head)
-    schemes = {
-        "full_attention": decoders.stack(model).position,
-        "sliding_attention": decoders.local_scheme(model),
-    }
-    tables = {
-        kind: {"rope_theta": rotary.theta, **(decoders.write_scaling(rotary.scaling) or DEFAULT)}
-        for kind, rotary in schemes.items()
-        if isinstance(rotary, Rotary)
-    }
+    layer = {}
+    if head is not None:
+        mean = model.pool is not None and model.pool.mode == "mean"
+        layer = {
+            "classifier_activation": ACT.write(head.transform),
+            "classifier_bias": head.transform_bias,
+            "classifier_pooling": "mean" if mean else "cls",
+            "decoder_bias": getattr(head, "bias", True),
+        }
+    schemes = decoders.stack(model).position, decoders.local_scheme(model) or Rotary(LOCAL)
+    kinds = ("full_attention", "sliding_attention")
     return {
         **write_heads(model, "ModernBert"),
         **write_keys(model, KEYS),
-        **raw,
+        **layer,
         "pad_token_id": None,  # a tokenizer's follows, where there is one
         "local_attention": 2 * ((decoders.window_size(model) or 65) - 1),
         "layer_types": decoders.write_windows(model),
-        "rope_parameters": tables,
-    }
-
-
-DEFAULT = {"rope_type": "default"}
-
-
-def _write_layer(head: Any) -> dict[str, Any]:
-    """Settings of the layer before logits."""
-    return {
-        "classifier_activation": ACT.write(head.transform),
-        "classifier_bias": head.transform_bias,
-        "decoder_bias": getattr(head, "bias", True),
-        "classifier_pooling": "mean" if getattr(head, "mode", "") == "mean" else "cls",
+        "rope_parameters": dict(zip(kinds, map(decoders.write_scheme, schemes), strict=True)),
     }
 
 
@@ -143,11 +132,8 @@ _LAYER = {
     "mlp_norm": "ffn_norm",
     "mlp.Wo": "ffn.down",
 }
-_TOKENS, _THEIRS, _OURS = (
-    "model.embeddings.tok_embeddings.weight",
-    "model.layers.{i}",
-    "encoder.blocks.{i}",
-)
+_TOKENS = "model.embeddings.tok_embeddings.weight"
+_BLOCK = "encoder.blocks.{i}"
 
 
 def table(model: Encoder) -> Table:
@@ -159,12 +145,12 @@ def table(model: Encoder) -> Table:
         "head.dense": f"{head}.transform",
         "head.norm": f"{head}.norm",
         "decoder" if model.head else "classifier": f"{head}.proj",
-        **{f"{_THEIRS}.{name}": f"{_OURS}.{param_name}" for name, param_name in _LAYER.items()},
+        **{f"{THEIRS}.{name}": f"{_BLOCK}.{param_name}" for name, param_name in _LAYER.items()},
     }
     joint = {"attn.Wqkv": ("attn.q", "attn.k", "attn.v"), "mlp.Wi": ("ffn.gate", "ffn.up")}
     fused = [
-        NameRule(f"{_THEIRS}.{name}.{kind}", tuple(f"{_OURS}.{part}.{kind}" for part in parts))
-        for name, parts in joint.items()
+        NameRule(f"{THEIRS}.{name}.{kind}", tuple(f"{_BLOCK}.{layer}.{kind}" for layer in pieces))
+        for name, pieces in joint.items()
         for kind in ("weight", "bias")
     ]
     return Table(

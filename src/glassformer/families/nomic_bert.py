@@ -17,7 +17,7 @@ from ..core.config.pool import Pool
 from ..core.config.position import Rotary
 from . import decoders
 from .bert import TRUNK
-from .decoders import read_rotary, write_scaling
+from .decoders import read_rotary
 from .encoders import (
     LABELS,
     MASKED,
@@ -101,13 +101,10 @@ def read_config(raw: ConfigReader) -> Model:
 
 def write_config(model: Encoder) -> dict[str, Any]:
     """Our config as a Nomic BERT config.json, as far as that can say it."""
-    position = stacks(model)["encoder"].position
-    rotary = position if isinstance(position, Rotary) else Rotary()
-    scaling = write_scaling(rotary.scaling) or {"rope_type": "default"}
     raw = {
         **write_heads(model, "NomicBert"),
         **write_keys(model, KEYS),
-        "rope_parameters": {"rope_theta": rotary.theta, **scaling},
+        "rope_parameters": decoders.write_scheme(stacks(model)["encoder"].position),
         "pad_token_id": 0,  # transformers takes no null; where a weight starts is all it says
     }
     return raw if head_name(model) else {**raw, "add_pooling_layer": model.pool is not None}

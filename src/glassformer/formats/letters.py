@@ -15,8 +15,8 @@ def read_tokenizer(text: str, source: str) -> Spec:
     """The tokenizer of the file: <cls> letters <eos>; what is no letter of it is one <unk>."""
     names = [line.strip() for line in text.rstrip().split("\n")]
     ids = {name: id for id, name in enumerate(names)}
-    held = ids.keys() >= set(SPECIAL)
-    need(held, f"{source} lacks one of {', '.join(SPECIAL)}; choose another file.")
+    complete = ids.keys() >= set(SPECIAL)
+    need(complete, f"{source} lacks one of {', '.join(SPECIAL)}; choose another file.")
     letters = sorted(ids.keys() - set(SPECIAL), key=len, reverse=True)
     split = {
         "type": "Split",

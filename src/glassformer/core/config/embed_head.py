@@ -56,8 +56,8 @@ class Head:
     width: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        made = self.width is None or self.transform is not None
-        need(made, f"Head.width is {self.width}, of a transform that is missing; give it one.")
+        fits = self.width is None or self.transform is not None
+        need(fits, f"Head.width is {self.width} and the head has no transform; give it one.")
 
     def shapes(self, dim: int, vocab: int) -> Shapes:
         """The transform, its norm, and the table where it is not the embedding's."""

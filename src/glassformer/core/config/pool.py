@@ -48,10 +48,8 @@ class TokenHead:
     norm: Norm | None = None  # after the dense layer (ModernBERT); none: no norm
 
     def __post_init__(self) -> None:
-        need(
-            not self.span or self.labels == 2,
-            f"TokenHead.labels is {self.labels} and a span has 2 ends; give 2.",
-        )
+        fits = not self.span or self.labels == 2
+        need(fits, f"TokenHead.labels is {self.labels} and a span has 2 ends; give 2.")
 
     def shapes(self, dim: int) -> Shapes:
         """The transform and the labels' layer."""

@@ -25,6 +25,7 @@ from glassformer.core.nn import (
     build_model,
     makers,
 )
+from glassformer.families.mechanisms import LearnedWithBias
 from glassformer.families.sinks import SinkAttention
 from glassformer.fast import cpu_blocks
 from glassformer.formats import lora, store
@@ -147,11 +148,14 @@ CANNOT = {
 }
 
 
+BIASES = (c.RelativeBias, c.Alibi, LearnedWithBias)
+
+
 def needs(cfg):
     """Requirements of each attention layer beside a mask."""
     results = []
     for stack in c.stacks(cfg).values():
-        biased = {"bias"} if isinstance(stack.position, c.RelativeBias | c.Alibi) else set()
+        biased = {"bias"} if isinstance(stack.position, BIASES) else set()
         for block in stack.pattern:
             if not isinstance(block.attention, c.Attention):
                 continue

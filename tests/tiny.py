@@ -11,6 +11,13 @@ from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
+from glassformer.families.mechanisms import (
+    FirstBlock,
+    LearnedWithBias,
+    LoopedStack,
+    MaskedEmbed,
+    StoredRotary,
+)
 from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
 from glassformer.families.routed import RoutedMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
@@ -84,6 +91,30 @@ def bert():
     head = c.Head(bias=True, transform="gelu", norm=c.LayerNorm(1e-12))
     pool = c.Pool("first", "tanh", labels=3)
     return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB, segments=2), stack, head, WIDE, pool)
+
+
+def modernbert():
+    norm = c.LayerNorm(bias=False)
+    first = FirstBlock(c.Attention(4), c.GatedMLP(48, "gelu"), norm)
+    slides = block(c.Attention(4, mask=c.Window(5)), norm=norm, position=c.Rotary(100.0))
+    stack = c.Stack(2, (first, slides), c.Rotary(), False, norm, norm)
+    layer = {"transform": "gelu", "norm": norm, "transform_bias": False}
+    pool = c.Pool("mean", labels=3, **layer)
+    return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), stack, c.Head(bias=True, **layer), WIDE, pool)
+
+
+def albert():
+    body, norm = bert(), c.LayerNorm()
+    position = LearnedWithBias(CONTEXT, 2, c.RelativeBias(8, 16))
+    stack = LoopedStack(**vars(body.encoder) | {"depth": 3, "position": position})
+    head = c.Head(bias=True, transform="gelu", norm=norm, width=24)
+    return replace(body, embed=c.Embed(VOCAB, segments=2, dim=24), encoder=stack, head=head)
+
+
+def esm():
+    stack = c.Stack(2, (block(norm=c.LayerNorm()),), StoredRotary(), False, last_norm=c.LayerNorm())
+    embed = MaskedEmbed(VOCAB, mask=7)
+    return c.Encoder(DIM, CONTEXT, embed, stack, c.Head(tied=False), WIDE)
 
 
 def recurrent(body):
@@ -266,6 +297,9 @@ OTHERS = {
     "reader": c.Encoder(
         DIM, CONTEXT, c.Embed(VOCAB), c.Recurrent(1, c.LSTM(), causal=False), c.Head(), LOUD
     ),
+    "modernbert": modernbert(),
+    "albert": albert(),
+    "esm": esm(),
     "onward": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), ONWARD, c.Head(), WIDE),
 }
 ALL = {**DECODERS, **OTHERS}

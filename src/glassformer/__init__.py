@@ -134,6 +134,7 @@ registry.MODULES.update(
         "families.modules.short_conv",
         "families.modules.ssm",
         "families.modules.latent",
+        "families.modules.mechanisms",
         "families.modules.routed",
         "families.modules.sinks",
         "families.modules.sparse_mixer",

@@ -50,7 +50,8 @@ def equal_ends(actual, reference, side):
     cfg = actual.config
     inputs = {"input_ids": ids, "attention_mask": present.long()}
     inputs |= {"token_type_ids": segments} if cfg.embed.segments else {}
-    if getattr(cfg.encoder.position, "start", 0):  # theirs counts what is not padding
+    # theirs counts what is not padding, and masked tokens wherever they are
+    if getattr(cfg.encoder.position, "start", 0) or hasattr(cfg.embed, "mask"):
         pad = reference.config.pad_token_id
         ids = ids.masked_fill(ids == pad, pad + 1).masked_fill(~present, pad)
         inputs["input_ids"] = ids
@@ -73,7 +74,7 @@ def equal_ends(actual, reference, side):
         close(local.logits[present], words[present])
     if tagged is not None:
         close(local.tagged[present], tagged.view(*local.tagged.shape)[present])
-    pooled = out.get("seq_relationship_logits", out.get("pooler_output"))
+    pooled = out.get("seq_relationship_logits", out.get("sop_logits", out.get("pooler_output")))
     if pooled is None and words is tagged is None and logits is not None:
         pooled = logits.T if choice else logits
     # theirs takes the first column, which is padding on the left
@@ -119,10 +120,11 @@ def test_bert_both_ways(name, tmp_path):
     kind, changes = TABLES["bert"][name]
     head = kind.replace("NextSentencePrediction", "SequenceClassification")
     head = head.replace("MultipleChoice", "SequenceClassification")  # the score of each choice
-    saved = "" if head == kind else head
+    # transformers writes the norms of an ESM under older names
+    saved = "" if head == kind and not kind.startswith("Esm") else head
     # the untied bias that transformers writes twice and reads once is written once
     untied = not changes.get("tie_word_embeddings", True)
-    unread = ("cls.predictions.bias", "lm_head.bias") if untied else ()
+    unread = ("cls.predictions.bias", "lm_head.bias", "predictions.bias") if untied else ()
     # theirs takes no positions there
     sides = ("right",) if kind == "DistilBertForMultipleChoice" else ("right", "left")
     both_ways(bert(kind, **changes), tmp_path, equal_ends, sides, saved, unread)
@@ -185,6 +187,20 @@ def test_published_sizes_of_encoders(name):
         reference = getattr(transformers, kind)(settings(**sizes), **bare)
     assert sum(weight.numel() for weight in reference.parameters()) == total
     assert cost(recipes.find(name)).total == total
+
+
+@pytest.mark.parametrize("name", TABLES["published"])
+def test_published_sizes_of_later_encoders(name):
+    """As transformers counts the shapes of the hub's config.json, but for what predicts contacts of
+    a protein."""
+    kind, settings, total = TABLES["published"][name]
+    with torch.device("meta"):
+        shape = getattr(transformers, kind.partition("For")[0] + "Config")(**settings)
+        reference = getattr(transformers, kind)(shape)
+    weights = {n: x.numel() for n, x in reference.named_parameters() if "contact_head" not in n}
+    stored = dict(reference.named_buffers()).get("esm.rotary_embeddings.inv_freq")
+    assert sum(weights.values()) == total
+    assert cost(recipes.find(name)).total == total + (0 if stored is None else stored.numel())
 
 
 # --------------------------------------------------------------------------------------------- T5
@@ -428,6 +444,43 @@ def test_a_nomic_bert_in_gpt2_s_words(tmp_path):
     reference = shaken(transformers.NomicBertModel(reference.config, add_pooling_layer=True))
     reference.save_pretrained(tmp_path)
     equal_ends(store.load(tmp_path)[0], reference, "right")
+
+
+def test_a_modernbert_in_the_words_of_its_first_files(tmp_path):
+    reference = bert("ModernBertForMaskedLM", pad_token_id=0, local_attention=8)
+    reference.save_pretrained(tmp_path)
+    later = ("layer_types", "rope_parameters", "dtype")
+    raw = {key: x for key, x in reference.config.to_dict().items() if key not in later}
+    older = {
+        "architectures": ["ModernBertForMaskedLM"],
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+        "position_embedding_type": "absolute",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw | older))
+    equal_ends(store.load(tmp_path)[0], reference, "left")
+
+
+def test_an_esm_as_the_hub_has_it(tmp_path):
+    """Frequencies in every block, in 16 bits, and a table of positions that nothing reads."""
+    reference = bert("EsmForMaskedLM", pad_token_id=1, position_embedding_type="rotary")
+    frequencies = reference.esm.rotary_embeddings.inv_freq
+    frequencies.copy_(frequencies.half().float())
+    reference.save_pretrained(tmp_path)
+    stored = {name: x for name, x in files(tmp_path).items() if "rotary" not in name}
+    for block in range(3):
+        name = f"esm.encoder.layer.{block}.attention.self.rotary_embeddings.inv_freq"
+        stored[name] = frequencies.clone()
+    stored["esm.embeddings.position_embeddings.weight"] = torch.randn(40, 32)
+    save_file(stored, tmp_path / "model.safetensors")
+    model, _ = store.load(tmp_path)
+    equal_ends(model, reference, "right")
+    store.save(model, tmp_path / "ours", layout="hf")
+    again = transformers.EsmForMaskedLM.from_pretrained(tmp_path / "ours").eval()
+    equal_ends(model, again, "right")
+    half = store.load(tmp_path, dtype="bfloat16")[0]
+    assert torch.equal(half.encoder.position.inv_freq, frequencies)
 
 
 def test_a_bert_without_its_pooler(tmp_path):

@@ -15,6 +15,7 @@ from ..core.config import serial
 from ..core.config.model import long_scalings
 from ..core.errors import UserError, nearest, need
 from . import sentences
+from .albert import ALBERT
 from .bart import BART, M2M_100, MBART, PEGASUS
 from .bert import BERT
 from .bloom import BLOOM
@@ -23,6 +24,7 @@ from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .differences import differences
 from .distilbert import DISTILBERT
 from .electra import ELECTRA
+from .esm import ESM
 from .eurobert import EUROBERT
 from .exaone4 import EXAONE4
 from .falcon import FALCON
@@ -44,6 +46,8 @@ from .mamba2 import MAMBA2
 from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
+from .modernbert import MODERNBERT
+from .mpnet import MPNET
 from .mpt import MPT
 from .mt5 import MT5
 from .names import NameRule as NameRule
@@ -109,7 +113,20 @@ DECODERS = (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
 )
-ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT, EUROBERT)
+ENCODERS = (
+    BERT,
+    ELECTRA,
+    DISTILBERT,
+    ROBERTA,
+    CAMEMBERT,
+    XLM_ROBERTA,
+    NOMIC_BERT,
+    EUROBERT,
+    MODERNBERT,
+    MPNET,
+    ALBERT,
+    ESM,
+)
 PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
 

@@ -73,8 +73,7 @@ def read_config(raw: ConfigReader) -> Model:
     return model if head in (LABELS, CHOICE) else replace(model, pool=read_pool(raw, head))
 
 
-KEYS = (
-    only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+TRUNK = (
     only("is_decoder", False, "a BERT here sees both sides of every token"),
     only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
     *keys(
@@ -87,6 +86,10 @@ KEYS = (
         dropout=key("hidden_dropout_prob attention_probs_dropout_prob", 0.1, "dropout"),
         initializer_range=0.02,
     ),
+)
+KEYS = (
+    only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+    *TRUNK,
 )
 
 
@@ -139,7 +142,7 @@ def table(model: Encoder) -> Table:
         "bert",
         _WORDS,
         (f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm"),
-        tuple(trunk("bert")),
+        trunk("bert"),
         {_POOLER: "pool.transform", **label_layer},
         (_POOLER, _NEXT),
         renamed,

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.config import serial
 from ..core.config.embed_head import Embed, Head
 from ..core.config.init import Init
 from ..core.config.mask import Full, MaskRule, Window
-from ..core.config.model import Block, Decoder, Model, Stack, stacks
+from ..core.config.model import Block, Decoder, Encoder, Model, Stack, stacks
 from ..core.config.position import NoPosition, Position, Rotary
 from ..core.config.scaling import (
     LinearScaling,
@@ -34,11 +34,13 @@ from .keys import (
     key,
     keys,
     read_keys,
+    revise,
     write_keys,
 )
 from .names import NameRule, Names, Table, rules
 from .recipe import ConfigReader, Settings, tile
 
+M = TypeVar("M", bound=Model)
 INIT = Init(0.02, 0.02, "plain")
 SCALINGS = ("default", "linear", "llama3", "yarn")
 LONGROPE = ("longrope", "su")
@@ -115,10 +117,14 @@ def rotary_of(model: Model) -> Rotary:
 
 def write_rope_table(model: Model, theta_first: bool = False) -> Settings:
     """Rotary positions in the words of transformers 5."""
-    position = rotary_of(model)
+    return {"rope_parameters": write_scheme(rotary_of(model), theta_first)}
+
+
+def write_scheme(position: Rotary, theta_first: bool = False) -> Settings:
+    """Rotary positions as a table of ``rope_parameters``."""
     table, theta = write_scaling(position.scaling), {"rope_theta": position.theta}
     table = table or {"rope_type": "default"}
-    return {"rope_parameters": {**theta, **table} if theta_first else {**table, **theta}}
+    return {**theta, **table} if theta_first else {**table, **theta}
 
 
 ROPE, ROPE_TABLE = Section(encode=write_rope), Section(encode=write_rope_table)
@@ -148,7 +154,7 @@ LLAMA = (
 
 
 def words(
-    template: Decoder,
+    template: Decoder | Encoder,
     *more: Key | Section,
     shared: Sequence[Key] = LLAMA,
     without: str = "",
@@ -166,17 +172,16 @@ def words(
     them, first the one that is the stack's here; none: the file must not ask for any. ``even``: the
     layout's name where heads must divide the width.
     """
-    stack = template.decoder
-    assert isinstance(stack, Stack)
-    template = replace(template, decoder=replace(stack, depth=1, pattern=stack.pattern[:1]))
+    body: Settings = {
+        template.main_body: replace(stack(template), depth=1, pattern=stack(template).pattern[:1])
+    }
     family = (*more, *([key(dropouts, dropout, "dropout")] if dropouts else []))
-    entries = [entry for entry in shared if entry.names not in without.split()]
-    entries += [*keys(needed, **defaults), *(item for item in family if isinstance(item, Key))]
-    filled = {entry.places or index: entry for index, entry in enumerate(entries)}
+    own_keys = (item for item in family if isinstance(item, Key))
+    entries = revise(shared, *own_keys, without=without, needed=needed, **defaults)
     sections = [rope, *(item for item in family if isinstance(item, Section))]
     if even:
         sections.insert(0, Section(encode=partial(even_heads, layout=even)))
-    return Words(template, tuple(filled.values()), sections)
+    return Words(replace(template, **body), entries, sections)
 
 
 def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> list[MaskRule]:
@@ -192,18 +197,19 @@ def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> 
 
 
 def blocks_of(model: Any) -> list[Block]:
-    """Every block of the decoder's stack."""
+    """Every block of the stack."""
     blocks = stack(model)
     return [blocks.block(i) for i in range(blocks.depth)]
 
 
-def with_blocks(model: Decoder, blocks: Sequence[Block]) -> Decoder:
+def with_blocks(model: M, blocks: Sequence[Block]) -> M:
     """The model with these blocks."""
-    pattern = tile(blocks)
-    return replace(model, decoder=replace(stack(model), depth=len(blocks), pattern=pattern))
+    body = replace(stack(model), depth=len(blocks), pattern=tile(blocks))
+    changed: Any = {model.main_body: body}
+    return replace(model, **changed)
 
 
-def with_masks(model: Decoder, masks: Sequence[MaskRule]) -> Decoder:
+def with_masks(model: M, masks: Sequence[MaskRule]) -> M:
     """The model whose blocks have these rules, one each."""
     pairs = zip(blocks_of(model), masks, strict=True)
     return with_blocks(
@@ -234,7 +240,7 @@ def windows(
     ``required``: the size is written where no block slides.
     """
 
-    def decode(raw: ConfigReader, model: Any) -> Decoder:
+    def decode(raw: ConfigReader, model: Any) -> Any:
         size, depth = window_of(raw, default), stack(model).depth
         lacks_kinds = not optional or (size is not None and raw.value("layer_types", None) is None)
         step = raw.integer(word, every) if word and lacks_kinds else every
@@ -464,8 +470,8 @@ def write_windows(model: Model) -> list[str]:
 
 
 def stack(model: Model) -> Stack:
-    """The decoder's stack."""
-    return stacks(model)["decoder"]
+    """The stack that the model's head reads."""
+    return stacks(model)[model.main_body]
 
 
 def first_block(model: Model) -> Block:

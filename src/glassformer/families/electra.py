@@ -1,5 +1,5 @@
-"""ELECTRA: BERT's blocks that say of each token whether it was replaced; the small ones project
-their embeddings."""
+"""ELECTRA: BERT's blocks that say of each token whether it was replaced, and the generators that
+replace them; the small ones project their embeddings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .encoders import (
     ANSWERS,
     CHOICE,
     LABELS,
+    MASKED,
     TOKENS,
     architectures,
     head_of,
@@ -20,6 +21,7 @@ from .encoders import (
     read_heads,
     tags,
     trunk,
+    words_head,
     write_heads,
 )
 from .keys import ACTIVATIONS
@@ -42,6 +44,12 @@ def electra(dim: int, depth: int, heads: int, embed: int | None = None) -> Encod
     )
 
 
+def generator(dim: int, depth: int, heads: int, embed: int) -> Encoder:
+    """The shape of a published generator, for words under masks."""
+    model = electra(dim, depth, heads, embed)
+    return replace(model, head=words_head(model), token_head=None)
+
+
 def read_config(raw: ConfigReader) -> Any:
     """An ELECTRA config.json as our config; the architecture says what each token is asked."""
     model = read_trunk(raw)
@@ -50,10 +58,10 @@ def read_config(raw: ConfigReader) -> Any:
     head = head_of(raw)
     if head == DISCRIMINATOR:
         return replace(model, token_head=TokenHead(1, ACTIVATIONS[raw.value("hidden_act", "gelu")]))
-    # its labels have this activation whatever the blocks have; a choice says its own
-    return (
-        replace(model, pool=read_choice(raw)) if head == CHOICE else read_heads(raw, model, "gelu")
-    )
+    # words and labels have this activation whatever the blocks have; a choice says its own
+    if head == CHOICE:
+        return replace(model, pool=read_choice(raw))
+    return read_heads(raw, model, "gelu", "gelu")
 
 
 def read_choice(raw: ConfigReader) -> Pool:
@@ -75,7 +83,13 @@ def write_config(model: Encoder) -> Settings:
 
 def table(model: Encoder) -> Table:
     """The names of the weights; what labels are called depends on what each token is asked."""
-    head, end_layers = model.token_head, {"electra.embeddings_project": "encoder.project"}
+    head = model.token_head
+    end_layers = {
+        "electra.embeddings_project": "encoder.project",
+        "generator_predictions.dense": "head.transform",
+        "generator_predictions.LayerNorm": "head.norm",
+        "generator_lm_head": "head.proj",
+    }
     if head is not None and head.transform is not None:
         end_layers["discriminator_predictions.dense"] = "token_head.transform"
         end_layers["discriminator_predictions.dense_prediction"] = "token_head.proj"
@@ -86,6 +100,7 @@ def table(model: Encoder) -> Table:
     return Table(
         (*trunk("electra"), *rules(end_layers)),
         ("electra.embeddings.position_ids",),
+        (("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight"),),
         prefix="electra.",
         renamed=moved(SUMMARY, "classifier", "classifier.dense", "classifier.out_proj")
         if model.pool is not None
@@ -101,8 +116,11 @@ ELECTRA = Recipe(
         "small": electra(256, 12, 4, embed=128),
         "base": electra(768, 12, 12),
         "large": electra(1024, 24, 16),
+        "small-generator": generator(256, 12, 4, embed=128),
+        "base-generator": generator(256, 12, 4, embed=768),
+        "large-generator": generator(256, 24, 4, embed=1024),
     },
-    architectures=architectures("Electra", DISCRIMINATOR, LABELS, CHOICE, TOKENS, ANSWERS),
+    architectures=architectures("Electra", DISCRIMINATOR, MASKED, LABELS, CHOICE, TOKENS, ANSWERS),
     model_type="electra",
     tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",
     checkpoint="google/electra-small-discriminator",

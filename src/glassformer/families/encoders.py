@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ..core.config.embed_head import Head
@@ -56,30 +56,37 @@ def classifier_dropout(raw: ConfigReader, model: Encoder) -> float:
 
 
 def words_head(model: Encoder, act: Activation | None = None) -> Head:
-    """A family's head over the vocabulary, with the activation and the norm of its blocks."""
+    """A family's head over the vocabulary, with the activation and the norm of its blocks; it ends in
+    the embeddings' width."""
     stack = stacks(model)["encoder"]
     act = act or getattr(stack.pattern[0].feedforward, "act", None)
-    return Head(bias=True, transform=act, norm=stack.first_norm)
+    norm = stack.first_norm or stack.last_norm
+    return Head(bias=True, transform=act, norm=norm, width=model.embed.dim)
 
 
 def read_heads(
-    raw: ConfigReader, model: Encoder, act: Activation, words: Activation | None = None
+    raw: ConfigReader,
+    model: Encoder,
+    act: Activation,
+    words: Activation | None = None,
+    dropout: float | None = None,
 ) -> Encoder:
     """The model with the head that its architecture names; a bare one ends in its pooler.
 
     ``act`` is the activation before labels; ``words`` that of the head over the vocabulary, where it
-    is not the blocks'.
+    is not the blocks'; ``dropout`` that before labels, where BERT's word does not say it.
     """
     head = head_of(raw)
+    dropout = classifier_dropout(raw, model) if dropout is None else dropout
     if head == MASKED:
         return replace(
             model,
             head=replace(words_head(model, words), tied=raw.flag("tie_word_embeddings", True)),
         )
     if head in (LABELS, CHOICE):
-        return replace(model, pool=read_label_pool(raw, head, act, classifier_dropout(raw, model)))
+        return replace(model, pool=read_label_pool(raw, head, act, dropout))
     if head in (TOKENS, ANSWERS):
-        dropout = 0.0 if head == ANSWERS else classifier_dropout(raw, model)
+        dropout = 0.0 if head == ANSWERS else dropout
         return replace(model, token_head=read_token_head(raw, head, dropout))
     return model
 
@@ -104,14 +111,14 @@ def head_name(model: Encoder) -> str:
     return LABELS if model.pool is not None and model.pool.labels else ""
 
 
-def write_heads(model: Encoder, family: str) -> Settings:
+def write_heads(model: Encoder, family: str, dropout: str = "classifier_dropout") -> Settings:
     """Settings of the head that a model has, or of a bare model's pooler."""
     head = head_name(model)
     named = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
     if head == MASKED and model.head is not None:
         return {**named, "tie_word_embeddings": model.head.tied}
     if head:
-        return {**named, **write_labels(model)}
+        return {**named, **write_labels(model, dropout)}
     return {**named, **({"add_pooling_layer": False} if model.pool is None else {})}
 
 
@@ -128,7 +135,7 @@ def tags(head: TokenHead) -> str:
     return "qa_outputs" if head.span else "classifier"
 
 
-_LAYER = {
+LAYER = {
     "attention.self.query": "attn.q",
     "attention.self.key": "attn.k",
     "attention.self.value": "attn.v",
@@ -145,18 +152,19 @@ def blocks(layer: str, names: Names) -> tuple[NameRule, ...]:
     return rules({f"{layer}.{{i}}.{a}": f"encoder.blocks.{{i}}.{b}" for a, b in names.items()})
 
 
-def embeddings(name: str) -> Iterator[NameRule]:
+def embeddings(name: str, norm: str = "LayerNorm") -> Iterator[NameRule]:
     """The rules of the tables below ``name``, which all encoders of BERT's kind call the same."""
     tables = {"word": "embed.token", "position": "encoder.position", "token_type": "embed.segment"}
     for file_name, param_name in tables.items():
         yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
-    yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm"})
+    yield from rules({f"{name}.embeddings.{norm}": "encoder.first_norm"})
 
 
-def trunk(name: str) -> Iterator[NameRule]:
-    """The rules of what BERT and its kin share, all below ``name``."""
-    yield from embeddings(name)
-    yield from blocks(f"{name}.encoder.layer", _LAYER)
+def trunk(name: str, layer: Names = LAYER, norm: str = "LayerNorm") -> Iterator[NameRule]:
+    """The rules of what BERT and its kin share, all below ``name``; ``layer`` names those of a
+    block, ``norm`` that of the embeddings."""
+    yield from embeddings(name, norm)
+    yield from blocks(f"{name}.encoder.layer", layer)
 
 
 def table(
@@ -164,21 +172,23 @@ def table(
     family: str,
     words: str,
     layers: Sequence[str],
-    inside: Sequence[NameRule],
+    inside: Iterable[NameRule],
     labels: Names,
-    pooler: Sequence[str],
+    pooler: Iterable[str],
     renamed: Sequence[tuple[str, str]] = (),
+    untied: str = "decoder.bias",
 ) -> Table:
     """The table of an encoder: ``inside`` the rules of its blocks, ``words`` the name of its head over
     the vocabulary, whose dense layer and norm are ``layers``, ``labels`` that of labels. Files hold a
-    head's layers and the ``pooler`` whatever the model has."""
+    head's layers and the ``pooler`` whatever the model has. ``untied`` is the name of the bias of a
+    head with a table of its own."""
     tied = model.head is not None and model.head.tied
     tokens = f"{family}.embeddings.word_embeddings.weight"
     proj, copy, bias = f"{words}.decoder.weight", f"{words}.decoder.bias", f"{words}.bias"
     # of an untied head, a leftover that transformers writes and never reads
     unused = (*weight_and_bias(*pooler, *layers, f"{words}.decoder"), bias)
     if model.head is not None and not tied:
-        bias, copy = copy, bias
+        bias = f"{words}.{untied}"
     named = zip(layers, ("head.transform", "head.norm"), strict=True)
     return Table(
         (

@@ -157,6 +157,16 @@ def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:
     return (*map(key, needed.split()), *entries)
 
 
+def revise(
+    shared: Sequence[Key], *more: Key, without: str = "", needed: str = "", **words: Any
+) -> tuple[Key, ...]:
+    """The keys ``shared`` but for those of the words ``without``, and a family's: each takes the
+    place of the one that fills the same place of our config."""
+    kept = (entry for entry in shared if entry.names not in without.split())
+    entries = (*kept, *keys(needed, **words), *more)
+    return tuple({entry.places or index: entry for index, entry in enumerate(entries)}.values())
+
+
 @dataclass(frozen=True)
 class Section:
     """A thing that a table of keys cannot say of a config.json: ``decode`` puts it into a model,

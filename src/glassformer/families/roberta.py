@@ -7,6 +7,7 @@ config and the same names, so that a model of which nothing else is known is wri
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -32,12 +33,12 @@ from .encoders import (
     trunk,
     write_heads,
 )
-from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
-from .names import Table
+from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, revise, write_keys
+from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe, Settings
 
 HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
-WORDS, LABEL, POOLER = "lm_head", "classifier", "roberta.pooler.dense"
+WORDS, LABEL = "lm_head", "classifier"
 
 
 def roberta(dim: int, depth: int, heads: int, vocab: int = 50_265) -> Encoder:
@@ -68,28 +69,33 @@ def read_start(raw: ConfigReader) -> int:
     return int(padding) + 1
 
 
-def read_length(raw: ConfigReader) -> int:
+def read_length(raw: ConfigReader, start: int | None = None) -> int:
     """The number of positions, less the rows of the table that stand before the first."""
-    rows, start = raw.integer("max_position_embeddings", 512, MOST_POSITIONS), read_start(raw)
+    start = read_start(raw) if start is None else start
+    rows = raw.integer("max_position_embeddings", 512, MOST_POSITIONS)
     raw.must(rows > start, "max_position_embeddings", f"more than {start}, where positions begin")
     return int(rows - start)
 
 
-KEYS = (
-    *(key for key in BERT_KEYS if key.names != "max_position_embeddings"),
+KEYS = revise(
+    BERT_KEYS,
     Key("", "context", read_length),
     Key("pad_token_id", "position.start", read_start, lambda start: start - 1),
     Key("", "position.length", read_length),
+    without="max_position_embeddings",
 )
 
 
 def read_config(raw: ConfigReader) -> Model:
     """A RoBERTa config.json as our config: the architecture says which head there is."""
-    start = replace(roberta(128, 2, 2), head=None)
-    trunk = read_keys(raw, start, KEYS)
+    return read_ends(raw, read_keys(raw, replace(roberta(128, 2, 2), head=None), KEYS), "roberta")
+
+
+def read_ends(raw: ConfigReader, trunk: Encoder, name: str) -> Encoder:
+    """The model with the head that its architecture names, or the pooler of a bare one."""
     # transformers' head has this activation whatever the blocks have
     model = read_heads(raw, trunk, "tanh", "gelu")
-    return model if head_of(raw) else replace(model, pool=read_pooler(raw, "roberta."))
+    return model if head_of(raw) else replace(model, pool=read_pooler(raw, f"{name}."))
 
 
 def write_config(model: Encoder, family: str) -> Settings:
@@ -100,19 +106,32 @@ def write_config(model: Encoder, family: str) -> Settings:
 
 
 def table(model: Encoder) -> Table:
-    """The names of the weights; how those of labels are called depends on the head."""
+    """The names of the weights of RoBERTa and its kin."""
+    return with_ends(model, "roberta", trunk("roberta"))
+
+
+def with_ends(
+    model: Encoder,
+    name: str,
+    inside: Iterable[NameRule],
+    unread: Iterable[str] = (),
+    untied: str = "decoder.bias",
+) -> Table:
+    """The table of a trunk below ``name``, ``inside`` its rules, with RoBERTa's ends; how the
+    weights of labels are called depends on the head."""
+    pooler = f"{name}.pooler.dense"
     labels = model.pool is not None and model.pool.labels > 0
     layers = {
-        f"{LABEL}.dense" if labels else POOLER: "pool.transform",
+        f"{LABEL}.dense" if labels else pooler: "pool.transform",
         f"{LABEL}.out_proj": "pool.proj",
     }
     if model.token_head is not None:
         layers = {tags(model.token_head): "token_head.proj"}
     # of choices, whose layers have the names of a pooler and of BERT's labels
-    choice = moved(POOLER, LABEL, f"{LABEL}.dense", f"{LABEL}.out_proj") if labels else ()
+    choice = moved(pooler, LABEL, f"{LABEL}.dense", f"{LABEL}.out_proj") if labels else ()
     names = (f"{WORDS}.dense", f"{WORDS}.layer_norm")
-    inside = tuple(trunk("roberta"))
-    return encoders.table(model, "roberta", WORDS, names, inside, layers, (POOLER,), choice)
+    unread = (pooler, *unread)
+    return encoders.table(model, name, WORDS, names, inside, layers, unread, choice, untied)
 
 
 def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:

@@ -214,7 +214,8 @@ DECODERS = {
         block(c.Attention(4, 2, mask=c.Window(6)), position=c.Rotary(100.0)),
         block(position=c.NoPosition()),
         block(),
-        depth=3,
+        block(position=c.RelativeBias(8, 16)),  # umT5: a table of its own
+        depth=4,
     ),
     "lfm2": decoder(
         block(ShortConv()), block(c.Attention(4, 2, qk_norm=c.RMSNorm())), position=c.Rotary()

@@ -1,4 +1,4 @@
-"""BART, mBART, M2M-100, PEGASUS and mT5 against transformers: weights both ways, and what is written
+"""BART, mBART, M2M-100, PEGASUS, mT5 and umT5 against transformers: weights both ways, and what is written
 from the token that a target begins with."""
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ KINDS = {
     "M2M100": {},
     "Pegasus": {"scale_embedding": True},
     "MT5": {**T5_SIZES, "initializer_factor": 0.3, "num_decoder_layers": 1},
+    "UMT5": {**T5_SIZES, "initializer_factor": 1.0, "num_decoder_layers": 1},
 }
 # the first tokens of a target, as their config and their generation_config have them
 STARTS = {
@@ -37,6 +38,7 @@ STARTS = {
     "M2M100": (2, 58),
     "Pegasus": (0, None),
     "MT5": (0, None),
+    "UMT5": (0, None),
 }
 
 
@@ -47,7 +49,7 @@ def _no_grad():
 
 
 def build(name, **changes):
-    sizes = {"vocab_size": VOCAB} if name == "MT5" else SIZES
+    sizes = {"vocab_size": VOCAB} if name.endswith("MT5") else SIZES
     config = getattr(transformers, f"{name}Config")(**{**sizes, **KINDS[name], **changes})
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     if hasattr(model, "final_logits_bias"):
@@ -124,6 +126,8 @@ PUBLISHED = {
     "mt5/small": 300_176_768,
     "mt5/base": 582_401_280,
     "mt5/large": 1_229_581_312,
+    "umt5/small": 306_601_984,
+    "umt5/base": 592_043_520,
 }
 
 

@@ -45,7 +45,7 @@ from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
 from .mpt import MPT
-from .mt5 import MT5
+from .mt5 import MT5, UMT5
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
@@ -110,7 +110,7 @@ DECODERS = (
     DEEPSEEK_V3,
 )
 ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT, EUROBERT)
-PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
+PAIRS = (T5, MT5, UMT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
 
 

@@ -169,8 +169,9 @@ _ATTENTION = {"q": "q", "k": "k", "v": "v", "o": "out"}
 
 def table(model: Model) -> Table:
     """The names of the weights; a gated MLP's differ from a plain one's."""
-    mlp = stacks(model)["encoder"].pattern[0].feedforward
-    wide = {"wi_0": "gate", "wi_1": "up"} if isinstance(mlp, GatedMLP) else {"wi": "up"}
+    block = stacks(model)["encoder"].pattern[0]
+    gated = isinstance(block.feedforward, GatedMLP)
+    wide = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
     rules = [
         NameRule("shared.weight", "embed.token.weight"),
         NameRule("lm_head.weight", "head.proj.weight"),
@@ -191,8 +192,12 @@ def table(model: Model) -> Table:
             rules.append(
                 NameRule(f"{file_prefix}.layer_norm.weight", f"{param_prefix}_norm.weight")
             )
-        first = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rules.append(NameRule(first, f"{stack}.position.weight"))
+        biases = "layer.0.SelfAttention.relative_attention_bias.weight"
+        rules.append(
+            NameRule(f"{stack}.block.{{i}}.{biases}", f"{stack}.blocks.{{i}}.position.weight")
+            if block.position  # umT5: a table in each block
+            else NameRule(f"{stack}.block.0.{biases}", f"{stack}.position.weight")
+        )
         rules.append(NameRule(f"{stack}.final_layer_norm.weight", f"{stack}.last_norm.weight"))
     twins = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     return Table(

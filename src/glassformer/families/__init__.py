@@ -19,6 +19,7 @@ from .bart import BART, M2M_100, MBART, PEGASUS
 from .bert import BERT
 from .bloom import BLOOM
 from .cohere2 import COHERE2
+from .deberta import DEBERTA, DEBERTA_V2
 from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .differences import differences
 from .distilbert import DISTILBERT
@@ -109,7 +110,18 @@ DECODERS = (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
 )
-ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT, EUROBERT)
+ENCODERS = (
+    BERT,
+    ELECTRA,
+    DISTILBERT,
+    ROBERTA,
+    CAMEMBERT,
+    XLM_ROBERTA,
+    NOMIC_BERT,
+    EUROBERT,
+    DEBERTA,
+    DEBERTA_V2,
+)
 PAIRS = (T5, MT5, UMT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
 

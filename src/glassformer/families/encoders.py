@@ -116,7 +116,7 @@ def tags(head: TokenHead) -> str:
     return "qa_outputs" if head.span else "classifier"
 
 
-_LAYER = {
+LAYER = {
     "attention.self.query": "attn.q",
     "attention.self.key": "attn.k",
     "attention.self.value": "attn.v",
@@ -145,6 +145,6 @@ def trunk(name: str) -> Iterator[NameRule]:
     yield from rules(
         {
             f"{name}.encoder.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
-            for file_name, param_name in _LAYER.items()
+            for file_name, param_name in LAYER.items()
         }
     )

@@ -25,6 +25,7 @@ from glassformer.core.nn import (
     build_model,
     makers,
 )
+from glassformer.families.disentangled import RelativeEmbedding
 from glassformer.families.sinks import SinkAttention
 from glassformer.fast import cpu_blocks
 from glassformer.formats import lora, store
@@ -151,10 +152,12 @@ def needs(cfg):
     """Requirements of each attention layer beside a mask."""
     results = []
     for stack in c.stacks(cfg).values():
-        biased = {"bias"} if isinstance(stack.position, c.RelativeBias | c.Alibi) else set()
         for block in stack.pattern:
             if not isinstance(block.attention, c.Attention):
                 continue
+            position = block.position or stack.position
+            biases = c.RelativeBias | c.Alibi | RelativeEmbedding
+            biased = {"bias"} if isinstance(position, biases) else set()
             sinks = {"sinks"} if isinstance(block.attention, SinkAttention) else set()
             results.append(biased | sinks | ({"softcap"} if block.attention.softcap else set()))
             if block.cross is not None:

@@ -9,6 +9,7 @@ import torch
 from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
+from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
 from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
@@ -84,6 +85,16 @@ def bert():
     head = c.Head(bias=True, transform="gelu", norm=c.LayerNorm(1e-12))
     pool = c.Pool("first", "tanh", labels=3)
     return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB, segments=2), stack, head, WIDE, pool)
+
+
+def deberta():
+    norm, kinds = c.LayerNorm(1e-7), {"bias": True, "scale": 0.2}
+    apart = DisentangledAttention(4, **kinds, key_bias=False)
+    shared = DisentangledAttention(4, **kinds, shared=True)
+    pattern = tuple(block(kind, norm=norm, place="post") for kind in (apart, shared))
+    position = RelativeEmbedding(6, 20, norm, c.Learned(CONTEXT))
+    stack = c.Stack(2, pattern, position, causal=False, first_norm=norm)
+    return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), stack, c.Head(), WIDE)
 
 
 def recurrent(body):
@@ -268,6 +279,7 @@ OTHERS = {
         DIM, CONTEXT, c.Embed(VOCAB), c.Recurrent(1, c.LSTM(), causal=False), c.Head(), LOUD
     ),
     "onward": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), ONWARD, c.Head(), WIDE),
+    "deberta": deberta(),
 }
 ALL = {**DECODERS, **OTHERS}
 SINKS = {

@@ -138,6 +138,7 @@ registry.MODULES.update(
         "families.modules.sinks",
         "families.modules.sparse_mixer",
         "families.modules.disentangled",
+        "families.modules.longformer",
         "fast.quantized",
         "formats.lora",
         "formats.rope_scaling",

@@ -39,6 +39,7 @@ from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE
 from .keys import spelled_out
+from .led import LED
 from .lfm2 import LFM2
 from .llama import LLAMA
 from .mamba2 import MAMBA2
@@ -122,7 +123,7 @@ ENCODERS = (
     DEBERTA,
     DEBERTA_V2,
 )
-PAIRS = (T5, MT5, UMT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
+PAIRS = (T5, MT5, UMT5, VASWANI, BART, MBART, M2M_100, PEGASUS, LED)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
 
 

@@ -12,6 +12,7 @@ from glassformer.core.nn.model import inference
 from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
+from glassformer.families.longformer import Global, LongformerAttention, SideTable
 from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
 from glassformer.families.routed import RoutedMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
@@ -95,6 +96,15 @@ def deberta():
     position = RelativeEmbedding(6, 20, norm, c.Learned(CONTEXT))
     stack = c.Stack(2, pattern, position, causal=False, first_norm=norm)
     return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), stack, c.Head(), WIDE)
+
+
+def led():
+    norm = {"norm": c.LayerNorm(), "place": "post"}
+    seen = (c.Window(4), c.Window(6) | Global(2))
+    pattern = tuple(block(LongformerAttention(4, mask=mask), **norm) for mask in seen)
+    encoder = c.Stack(2, pattern, c.Learned(CONTEXT), causal=False)
+    crossed = c.Stack(2, (block(cross=c.Attention(4), **norm),), SideTable(40))
+    return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(), WIDE)
 
 
 def recurrent(body):
@@ -279,7 +289,6 @@ OTHERS = {
         DIM, CONTEXT, c.Embed(VOCAB), c.Recurrent(1, c.LSTM(), causal=False), c.Head(), LOUD
     ),
     "onward": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), ONWARD, c.Head(), WIDE),
-    "deberta": deberta(),
 }
 ALL = {**DECODERS, **OTHERS}
 SINKS = {
@@ -291,8 +300,10 @@ SINKS = {
         block(SinkAttention(4, 2, 16), SparseMixerMoE(4, 2, c.GatedMLP(16), tolerance=0.5)),
         position=c.Rotary(1e4, scaling=c.YarnScaling(4.0, 16, truncate=False)),
     ),
+    "deberta": deberta(),
+    "led": led(),
 }
-"""Attention with sinks: no ring, kernel or linearised pass computes it."""
+"""Attention of few families: no ring, kernel, linearised pass or browser computes it."""
 STATES = {"lfm2", "mamba2", "qwen3_next"}  # decoders whose mixers keep a state beside attention
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that keep a state
 

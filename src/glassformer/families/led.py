@@ -27,11 +27,18 @@ KEYS = (
 )
 
 
-def led(dim: int, depth: int, heads: int, hidden: int) -> EncoderDecoder:
-    """The shape of LED: windows of 1,024 tokens, sources of 16,384 and targets of 1,024."""
+def mask_of(window: int, tokens: int) -> Any:
+    """The rule of ``window`` tokens around each, and so many global ``tokens``."""
+    near = Window(window // 2 + 1)
+    return near | Global(tokens) if tokens else near
+
+
+def led(dim: int, depth: int, heads: int, hidden: int, tokens: int = 0) -> EncoderDecoder:
+    """The shape of LED: windows of 1,024 tokens, sources of 16,384 and targets of 1,024; so many
+    global ``tokens``."""
     model: Any = KIN.model(dim, (depth, depth), heads, hidden, 50_265, 16_384)
     block = model.encoder.pattern[0]
-    attention = LongformerAttention(heads, bias=True, mask=Window(513))
+    attention = LongformerAttention(heads, bias=True, mask=mask_of(1024, tokens))
     pattern = (replace(block, attention=attention),)
     encoder = replace(model.encoder, pattern=pattern, position=Learned(16_384))
     decoder = replace(model.decoder, position=SideTable(1024))
@@ -49,8 +56,7 @@ def read_config(raw: ConfigReader) -> Model:
     raw.must(type(count) is int and count >= 0, "global_tokens", "0 or more")
     block, blocks = model.encoder.pattern[0], []
     for window in windows:
-        mask = Window(window // 2 + 1)
-        attention = replace(block.attention, mask=mask | Global(count) if count else mask)
+        attention = replace(block.attention, mask=mask_of(window, count))
         blocks.append(replace(block, attention=attention))
     encoder = replace(model.encoder, pattern=tile(blocks))
     return replace(model, encoder=encoder, start=read_start(raw, KIN.default_start))
@@ -59,6 +65,7 @@ def read_config(raw: ConfigReader) -> Model:
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a LED config.json, as far as that can say it."""
     raw = {**write_keys(model, KEYS), "decoder_start_token_id": None, **write_start(model)}
+    raw["pad_token_id"] = 1  # a tokenizer's follows, where there is one; theirs fills windows with it
     encoder = stacks(model)["encoder"]
     attentions: list[Any] = [encoder.block(i).attention for i in range(encoder.depth)]
     windows = [getattr(mixer, "mask", None) for mixer in attentions]
@@ -109,7 +116,11 @@ def table(model: Model) -> Table:
 LED = Recipe(
     name="led",
     paper="Beltagy et al. 2020, Longformer: The Long-Document Transformer (arXiv 2004.05150)",
-    sizes={"base-16384": led(768, 6, 12, 3072), "large-16384": led(1024, 12, 16, 4096)},
+    sizes={
+        "base-16384": led(768, 6, 12, 3072),
+        "large-16384": led(1024, 12, 16, 4096),
+        "large-16384-arxiv": led(1024, 12, 16, 4096, tokens=1),
+    },
     architectures=("LEDForConditionalGeneration", "LEDModel"),
     model_type="led",
     tokenizer="allenai/led-base-16384 (byte-level BPE)",

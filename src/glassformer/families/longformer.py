@@ -51,6 +51,7 @@ class SideTable(config.Learned):
     """A table as long as the texts of its side, which may be shorter than the other's (LED)."""
 
     limit = None
+    shapes = config.Learned.shapes
 
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
         """Nothing: a position past the table is refused where it is read."""

@@ -165,7 +165,7 @@ def test_a_deberta_as_published_has_ends_that_theirs_ignores(tmp_path):
         ({"conv_kernel_size": 3}, '"conv_kernel_size" is 3, but no convolution'),
         ({"pos_att_type": "c2c"}, '"pos_att_type" is "c2c"; it must be c2p, p2c or both'),
         ({"pos_att_type": []}, '"pos_att_type" is []; it must be c2p, p2c or both'),
-        ({"embedding_size": 16}, '"embedding_size" is 16, but vectors here are as wide'),
+        ({"embedding_size": 16}, '"embedding_size" is 16, but a DeBERTa here has one width'),
         ({"max_relative_positions": 5, "position_buckets": 8}, "RelativeEmbedding.distance is 5"),
         ({"max_relative_positions": "all"}, '"max_relative_positions" is "all"; it must be'),
         ({"norm_rel_ebd": "rms"}, '"norm_rel_ebd" is "rms"; it must be one of none, layer_norm'),

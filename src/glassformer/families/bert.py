@@ -29,6 +29,7 @@ from .encoders import (
     tags,
     trunk,
     weight_and_bias,
+    with_words,
     write_heads,
 )
 from .keys import (
@@ -42,7 +43,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
-from .names import NameRule, Table, rules
+from .names import Table
 from .recipe import ConfigReader, Recipe
 
 CASED, UNCASED = 28_996, 30_522  # tokens
@@ -88,8 +89,7 @@ def read_config(raw: ConfigReader) -> Model:
     return model if head in (LABELS, CHOICE) else replace(model, pool=read_pool(raw, head))
 
 
-KEYS = (
-    Key.only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+TRUNK = (
     Key.only("is_decoder", False, "a BERT here sees both sides of every token"),
     Key.only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
     Key.integer("hidden_size", "dim"),
@@ -107,6 +107,10 @@ KEYS = (
         "hidden_dropout_prob attention_probs_dropout_prob", "encoder.dropout", 0.1, most=0.99
     ),
     Key.std("initializer_range"),
+)
+KEYS = (
+    Key.only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+    *TRUNK,
 )
 
 
@@ -159,35 +163,12 @@ def table(model: Encoder) -> Table:
         if model.token_head is None
         else {tags(model.token_head): "token_head.proj"}
     )
-    bias, copy = f"{_WORDS}.bias", f"{_WORDS}.decoder.bias"
-    if model.head is not None and not model.head.tied:
-        bias, copy = copy, bias
-    all_rules = (
-        *trunk("bert"),
-        *rules({**_PARTS, **label_layer}),
-        NameRule(f"{_WORDS}.decoder.weight", "head.proj.weight"),
-        NameRule(bias, "head.proj.bias"),
-    )
-    unused = weight_and_bias(
-        _POOLER,
-        _NEXT,
-        f"{_WORDS}.transform.dense",
-        f"{_WORDS}.transform.LayerNorm",
-        f"{_WORDS}.decoder",
-    )
-    # of an untied head, a leftover that transformers writes and never reads
-    unused += ("bert.embeddings.position_ids", f"{_WORDS}.bias")
     older = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
     if model.head is None and model.pool is not None and model.pool.labels:
         older += zip(weight_and_bias(_NEXT), weight_and_bias(labels), strict=True)
-    copies = ((f"{_WORDS}.decoder.weight", "bert.embeddings.word_embeddings.weight"), (copy, bias))
-    return Table(
-        all_rules,
-        unused,
-        copies if model.head is not None and model.head.tied else (),
-        prefix="bert.",
-        renamed=tuple(older),
-    )
+    layers, unread = {**_PARTS, **label_layer}, (*_PARTS, _NEXT)
+    table = with_words(model, "bert", trunk("bert"), layers, _WORDS, unread)
+    return replace(table, renamed=tuple(older))
 
 
 BERT = Recipe(

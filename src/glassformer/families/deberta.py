@@ -15,8 +15,8 @@ from ..core.config.embed_head import Embed, Head
 from ..core.config.model import Encoder, Model, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
-from .bert import KEYS as BERT_KEYS
-from .bert import bert
+from ..core.errors import need
+from .bert import TRUNK, bert
 from .disentangled import DisentangledAttention, RelativeEmbedding
 from .encoders import (
     ANSWERS,
@@ -29,11 +29,13 @@ from .encoders import (
     head_of,
     read_heads,
     tags,
+    trunk,
     weight_and_bias,
+    with_words,
     write_heads,
 )
 from .keys import ACTIVATIONS, MOST_POSITIONS, Key, read_keys, write_keys
-from .names import NameRule, Table, rules
+from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe
 
 DEFAULTS = {"layer_norm_eps": 1e-7, "vocab_size": 128_100}
@@ -86,176 +88,132 @@ def read_scores(raw: ConfigReader) -> tuple[str, ...]:
 def read_position(raw: ConfigReader, first: bool) -> RelativeEmbedding:
     """The table of distances; the ``first`` version has neither buckets nor a norm."""
     length = raw.integer("max_position_embeddings", 512, MOST_POSITIONS)
-    counts = {}
-    for key, default in (("max_relative_positions", length), ("position_buckets", None)):
-        stated = raw.value(key, -1)
-        raw.must(type(stated) is int and stated <= MOST_POSITIONS, key, "an integer")
-        counts[key] = stated if stated > 0 else default
-    distance, buckets = counts.values()
-    if first:
-        buckets = None
+    distance, buckets = (
+        max(0, int(raw.number(key, -1, least=-1, most=MOST_POSITIONS)))
+        for key in ("max_relative_positions", "position_buckets")
+    )
+    distance = distance or length
     normed = not first and raw.choice("norm_rel_ebd", {"none": False, "layer_norm": True}, "none")
     norm = LayerNorm(raw.number("layer_norm_eps", most=1.0)) if normed else None
     added = Learned(length) if raw.flag("position_biased_input", True) else None
-    if buckets is None:
+    if first or not buckets:
         return RelativeEmbedding(distance, None, norm, added)
     return RelativeEmbedding(buckets, distance, norm, added)
 
 
-def read_segments(raw: ConfigReader) -> int:
-    """The number of segments; 0 is none."""
-    count = raw.value("type_vocab_size", 0)
-    raw.must(type(count) is int and 0 <= count <= 1 << 20, "type_vocab_size", "0 or more")
-    return int(count)
-
-
-OTHERS = ("max_position_embeddings", "type_vocab_size")
 KEYS = (
-    *(key for key in BERT_KEYS if key.names not in OTHERS),
+    *(key for key in TRUNK if key.names not in ("max_position_embeddings", "type_vocab_size")),
     Key.only("relative_attention", True, "a DeBERTa here reads distances"),
     Key.only("conv_kernel_size", 0, "no convolution stands beside the first block here"),
     Key.only("talking_head", False, "heads here do not mix their scores"),
     Key.only("pooler_dropout", 0, "labels here drop what they read once"),
     Key.integer("max_position_embeddings", "context", 512, most=MOST_POSITIONS),
-    Key("type_vocab_size", "embed.segments", read_segments),
+    Key("type_vocab_size", "embed.segments", lambda raw: raw.value("type_vocab_size", 0)),
 )
 
 
 def read_config(raw: ConfigReader, first: bool) -> Model:
     """A DeBERTa config.json as our config: the architecture says which head there is."""
-    head = head_of(raw)
-    dropout = raw.table.get("cls_dropout") if head in (LABELS, CHOICE) else None
-    raw = replace(raw, table={**DEFAULTS, **raw.table, "classifier_dropout": dropout})
+    tied = {} if raw.flag("legacy", True) else {"tie_word_embeddings": True}
+    raw = replace(raw, table={**DEFAULTS, **raw.table, **tied})
     empty = replace(deberta_v1(64, 1, 1) if first else deberta_v3(64, 1, 1), head=None)
     model = read_keys(raw, empty, KEYS)
-    for key in ("embedding_size", "pooler_hidden_size"):
-        raw.only(key, model.dim, "vectors here are as wide as the model")
     stack, scores = stacks(model)["encoder"], read_scores(raw)
-    width = stack.pattern[0].attention.width(model.dim)
-    raw.only("attention_head_size", width, "a head here is its share of the model's width")
-    attention: Any = replace(
-        stack.pattern[0].attention,
+    attention: Any = stack.pattern[0].attention
+    width = attention.width(model.dim)
+    sizes = {"embedding_size": model.dim, "pooler_hidden_size": model.dim}
+    for key, size in {**sizes, "attention_head_size": width}.items():
+        raw.only(key, size, "a DeBERTa here has one width, which its heads share")
+    attention = replace(
+        attention,
         scale=(width * (1 + len(scores))) ** -0.5,
         shared=not first and raw.flag("share_att_key", False),
         **{name: name in scores for name in SCORES.values()},
     )
     pattern = (replace(stack.pattern[0], attention=attention),)
-    stack = replace(stack, pattern=pattern, position=read_position(raw, first))
-    words = Head(
-        bias=True,
-        transform=ACTIVATIONS[raw.value("hidden_act", "gelu")],
-        norm=stack.first_norm,
-    )
-    legacy = raw.flag("legacy", True)
-    raw = raw if legacy else replace(raw, table={**raw.table, "tie_word_embeddings": True})
-    act = raw.choice("pooler_hidden_act", ACTIVATIONS, "gelu")
-    return read_heads(raw, replace(model, encoder=stack), words, act)
+    encoder = replace(stack, pattern=pattern, position=read_position(raw, first))
+    act = ACTIVATIONS[raw.value("hidden_act", "gelu")]
+    words = Head(bias=True, transform=act, norm=stack.first_norm)
+    pooled = raw.choice("pooler_hidden_act", ACTIVATIONS, "gelu")
+    dropout = stack.dropout
+    if head_of(raw) in (LABELS, CHOICE):
+        dropout = raw.number("cls_dropout", dropout, most=0.99)
+    return read_heads(raw, replace(model, encoder=encoder), words, pooled, dropout)
 
 
 def write_config(model: Encoder, first: bool) -> dict[str, Any]:
     """Our config as a DeBERTa config.json, as far as that can say it."""
-    raw = {**write_heads(model, "Deberta" if first else "DebertaV2"), **write_keys(model, KEYS)}
-    raw["cls_dropout"] = raw.pop("classifier_dropout", None)
     stack = stacks(model)["encoder"]
     attention, position = stack.pattern[0].attention, stack.position
-    if model.pool is not None and model.pool.transform is not None:
+    fits = isinstance(attention, DisentangledAttention) and isinstance(position, RelativeEmbedding)
+    need(fits, "The layouts of DeBERTa hold disentangled attention alone.")
+    assert isinstance(attention, DisentangledAttention) and isinstance(position, RelativeEmbedding)
+    raw = write_heads(model, "Deberta" if first else "DebertaV2", "cls_dropout")
+    if model.pool is not None:
         names = {act: name for name, act in reversed(ACTIVATIONS.items())}
-        raw["pooler_hidden_act"] = names.get(model.pool.transform)
-    if isinstance(position, RelativeEmbedding):
-        buckets, distance = position.buckets, position.distance
-        raw |= {
-            "max_relative_positions": distance or buckets,
-            "position_biased_input": position.added is not None,
-        }
-        if not first:
-            raw["position_buckets"] = buckets if distance else -1
-            raw["norm_rel_ebd"] = "layer_norm" if position.norm else "none"
-            raw["share_att_key"] = getattr(attention, "shared", False)
-    scores = [kind for kind, name in SCORES.items() if getattr(attention, name, False)]
-    return {**raw, "relative_attention": True, "pos_att_type": scores}
+        raw["pooler_hidden_act"] = names.get(model.pool.transform or "gelu")
+    newer = {
+        "position_buckets": position.buckets if position.distance else -1,
+        "norm_rel_ebd": "layer_norm" if position.norm else "none",
+        "share_att_key": attention.shared,
+    }
+    return {
+        **raw,
+        **write_keys(model, KEYS),
+        "max_relative_positions": position.distance or position.buckets,
+        "position_biased_input": position.added is not None,
+        "relative_attention": True,
+        "pos_att_type": [kind for kind, name in SCORES.items() if getattr(attention, name)],
+        **({} if first else newer),
+    }
 
 
-_CONTENT = {
-    "query_proj": "q",
-    "key_proj": "k",
-    "value_proj": "v",
-    "pos_key_proj": "pos_k",
-    "pos_query_proj": "pos_q",
-}
+_BLOCK = {name: param for name, param in LAYER.items() if ".self." not in name}
+_CONTENT = {"query": "q", "key": "k", "value": "v", "pos_key": "pos_k", "pos_query": "pos_q"}
+_SECOND = {f"attention.self.{name}_proj": f"attn.{param}" for name, param in _CONTENT.items()}
 _FIRST = {
     "q_bias": "q.bias",
     "v_bias": "v.bias",
     "pos_proj.weight": "pos_k.weight",
-    **dict(zip(weight_and_bias("pos_q_proj"), weight_and_bias("pos_q"), strict=True)),
+    "pos_q_proj.weight": "pos_q.weight",
+    "pos_q_proj.bias": "pos_q.bias",
 }
 _WORDS, _NEW = "cls.predictions", "lm_predictions.lm_head"
-_ROOT = "deberta.embeddings"
+_TABLE, _ADDED = "encoder.position.weight", "encoder.position.added.weight"
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights; how those of labels are called depends on the head."""
     attention: Any = stacks(model)["encoder"].pattern[0].attention
-    first = not getattr(attention, "key_bias", True)
-    blocks = {a: b for a, b in LAYER.items() if ".self." not in a}
-    inside, param = "attention.self", "encoder.blocks.{i}.attn"
-    layer = "deberta.encoder.layer.{i}"
-    projections = [
-        NameRule(
-            f"{layer}.{inside}.in_proj.weight",
-            tuple(f"{param}.{name}.weight" for name in "qkv"),
-            groups=attention.heads,
-        ),
-        *(NameRule(f"{layer}.{inside}.{a}", f"{param}.{b}") for a, b in _FIRST.items()),
+    trunk_rules = [
+        replace(rule, param_names=_ADDED) if rule.param_names == _TABLE else rule
+        for rule in trunk("deberta", {**_BLOCK, **(_SECOND if attention.key_bias else {})})
     ]
-    if not first:
-        blocks |= {f"{inside}.{a}": f"attn.{b}" for a, b in _CONTENT.items()}
-        projections = []
-    labels = "pool.proj" if model.token_head is None else "token_head.proj"
-    label_layer = "classifier" if model.token_head is None else tags(model.token_head)
-    tables = {
-        f"{_ROOT}.word_embeddings": "embed.token",
-        f"{_ROOT}.token_type_embeddings": "embed.segment",
-        f"{_ROOT}.position_embeddings": "encoder.position.added",
-        "deberta.encoder.rel_embeddings": "encoder.position",
-        f"{_WORDS}.decoder": "head.proj",
-    }
-    layers = {
-        f"{_ROOT}.LayerNorm": "encoder.first_norm",
-        "deberta.encoder.LayerNorm": "encoder.position.norm",
-        **{f"{layer}.{a}": f"encoder.blocks.{{i}}.{b}" for a, b in blocks.items()},
+    trunk_rules.append(NameRule("deberta.encoder.rel_embeddings.weight", _TABLE))
+    if not attention.key_bias:
+        inside, param = "deberta.encoder.layer.{i}.attention.self", "encoder.blocks.{i}.attn"
+        qkv = tuple(f"{param}.{name}.weight" for name in "qkv")
+        trunk_rules += [
+            NameRule(f"{inside}.in_proj.weight", qkv, groups=attention.heads),
+            *(NameRule(f"{inside}.{a}", f"{param}.{b}") for a, b in _FIRST.items()),
+        ]
+    head = model.token_head
+    transform = {
         f"{_WORDS}.transform.dense": "head.transform",
         f"{_WORDS}.transform.LayerNorm": "head.norm",
-        "pooler.dense": "pool.transform",
-        label_layer: labels,
     }
-    bias, copy = f"{_WORDS}.bias", f"{_WORDS}.decoder.bias"
-    tied = model.head is not None and model.head.tied
-    if model.head is not None and not tied:
-        bias, copy = copy, bias
-    heads = (f"{_WORDS}.transform.{name}" for name in ("dense", "LayerNorm"))
+    layers = {
+        **transform,
+        "deberta.encoder.LayerNorm": "encoder.position.norm",
+        "pooler.dense": "pool.transform",
+        tags(head) if head else "classifier": "token_head.proj" if head else "pool.proj",
+    }
     replaced = (f"mask_predictions.{name}" for name in ("dense", "LayerNorm", "classifier"))
-    new = weight_and_bias(*(f"{_NEW}.{name}" for name in ("dense", "LayerNorm")))
-    copies = ((f"{_WORDS}.decoder.weight", f"{_ROOT}.word_embeddings.weight"), (copy, bias))
-    return Table(
-        (
-            *projections,
-            *(NameRule(f"{a}.weight", f"{b}.weight") for a, b in tables.items()),
-            NameRule(bias, "head.proj.bias"),
-            *rules(layers),
-        ),
-        (
-            *weight_and_bias(*heads, *replaced, f"{_WORDS}.decoder"),
-            f"{_WORDS}.bias",
-            f"{_ROOT}.position_ids",
-            f"{_ROOT}.position_embeddings.weight",
-        ),
-        copies if tied else (),
-        prefix="deberta.",
-        renamed=(
-            *((name, name.replace(_NEW, f"{_WORDS}.transform")) for name in new),
-            (f"{_NEW}.bias", f"{_WORDS}.bias"),
-        ),
-    )
+    result = with_words(model, "deberta", trunk_rules, layers, _WORDS, (*transform, *replaced))
+    old = (*weight_and_bias(*transform), f"{_WORDS}.bias")
+    newer = tuple((name.replace(_WORDS, _NEW).replace(".transform", ""), name) for name in old)
+    unread = (*result.ignore, "deberta.embeddings.position_embeddings.weight")
+    return replace(result, ignore=unread, renamed=newer)
 
 
 def recipe(name: str, first: bool, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:

@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..core.config.embed_head import Head
 from ..core.config.feedforward import Activation
 from ..core.config.model import Encoder
 from ..core.config.pool import Pool, TokenHead
-from .names import NameRule, rules
+from .names import NameRule, Table, rules
 from .recipe import ConfigReader
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
@@ -56,18 +56,22 @@ def classifier_dropout(raw: ConfigReader, model: Encoder) -> float:
     return float(raw.number("classifier_dropout", stack_dropout, most=0.99))
 
 
-def read_heads(raw: ConfigReader, model: Encoder, words: Head, act: Activation) -> Encoder:
+def read_heads(
+    raw: ConfigReader, model: Encoder, words: Head, act: Activation, dropout: float | None = None
+) -> Encoder:
     """The model with the head that its architecture names; a bare one ends in its pooler.
 
-    ``words`` is the family's head over the vocabulary, ``act`` the activation before its labels.
+    ``words`` is the family's head over the vocabulary, ``act`` the activation before its labels,
+    ``dropout`` that before labels; None is what BERT's word says.
     """
     head = head_of(raw)
+    dropout = classifier_dropout(raw, model) if dropout is None else dropout
     if head == MASKED:
         return replace(model, head=replace(words, tied=raw.flag("tie_word_embeddings", True)))
     if head in (LABELS, CHOICE):
-        return replace(model, pool=read_label_pool(raw, head, act, classifier_dropout(raw, model)))
+        return replace(model, pool=read_label_pool(raw, head, act, dropout))
     if head in (TOKENS, ANSWERS):
-        dropout = 0.0 if head == ANSWERS else classifier_dropout(raw, model)
+        dropout = 0.0 if head == ANSWERS else dropout
         return replace(model, token_head=read_token_head(raw, head, dropout))
     return model
 
@@ -92,14 +96,14 @@ def head_name(model: Encoder) -> str:
     return LABELS if model.pool is not None and model.pool.labels else ""
 
 
-def write_heads(model: Encoder, family: str) -> dict[str, Any]:
+def write_heads(model: Encoder, family: str, dropout: str = "classifier_dropout") -> dict[str, Any]:
     """Settings of the head that a model has, or of a bare model's pooler."""
     head = head_name(model)
     named = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
     if head == MASKED and model.head is not None:
         return {**named, "tie_word_embeddings": model.head.tied}
     if head:
-        return {**named, **write_labels(model)}
+        return {**named, **write_labels(model, dropout)}
     return {**named, **({"add_pooling_layer": False} if model.pool is None else {})}
 
 
@@ -128,7 +132,7 @@ LAYER = {
 }
 
 
-def embeddings(name: str) -> Iterator[NameRule]:
+def embeddings(name: str, norm: str = "LayerNorm") -> Iterator[NameRule]:
     """The rules of the tables below ``name``, which all encoders of BERT's kind call the same."""
     for file_name, param_name in (
         ("word", "embed.token"),
@@ -136,15 +140,47 @@ def embeddings(name: str) -> Iterator[NameRule]:
         ("token_type", "embed.segment"),
     ):
         yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
-    yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm"})
+    yield from rules({f"{name}.embeddings.{norm}": "encoder.first_norm"})
 
 
-def trunk(name: str) -> Iterator[NameRule]:
-    """The rules of what BERT and its kin share, all below ``name``."""
-    yield from embeddings(name)
+def trunk(
+    name: str, layer: Mapping[str, str] = LAYER, norm: str = "LayerNorm"
+) -> Iterator[NameRule]:
+    """The rules of what BERT and its kin share, all below ``name``; ``layer`` names those of a
+    block, ``norm`` that of the embeddings."""
+    yield from embeddings(name, norm)
     yield from rules(
         {
             f"{name}.encoder.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
-            for file_name, param_name in LAYER.items()
+            for file_name, param_name in layer.items()
         }
+    )
+
+
+def with_words(
+    model: Encoder,
+    name: str,
+    trunk: Iterable[NameRule],
+    layers: Mapping[str, str],
+    words: str,
+    unread: Iterable[str] = (),
+    tokens: str = "embeddings.word_embeddings.weight",
+    untied: str = "decoder.bias",
+) -> Table:
+    """The table of a ``trunk`` below ``name`` and the ``layers`` behind it, with a head over the
+    vocabulary at ``words``.
+
+    Its bias has two names; ``untied`` is that of a head with a table of its own. Layers of heads
+    that the model lacks may be ``unread``.
+    """
+    tied = model.head is not None and model.head.tied
+    weight, bias = weight_and_bias(f"{words}.decoder")
+    name_of_bias = f"{words}.bias" if tied or model.head is None else f"{words}.{untied}"
+    projection = (NameRule(weight, "head.proj.weight"), NameRule(name_of_bias, "head.proj.bias"))
+    leftovers = weight_and_bias(*unread, f"{words}.decoder")
+    return Table(
+        (*trunk, *rules(layers), *projection),
+        (*leftovers, f"{words}.bias", f"{name}.embeddings.position_ids"),
+        ((weight, f"{name}.{tokens}"), (bias, name_of_bias)) if tied else (),
+        prefix=f"{name}.",
     )

@@ -65,7 +65,9 @@ def read_config(raw: ConfigReader) -> Model:
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a LED config.json, as far as that can say it."""
     raw = {**write_keys(model, KEYS), "decoder_start_token_id": None, **write_start(model)}
-    raw["pad_token_id"] = 1  # a tokenizer's follows, where there is one; theirs fills windows with it
+    raw["pad_token_id"] = (
+        1  # a tokenizer's follows, where there is one; theirs fills windows with it
+    )
     encoder = stacks(model)["encoder"]
     attentions: list[Any] = [encoder.block(i).attention for i in range(encoder.depth)]
     windows = [getattr(mixer, "mask", None) for mixer in attentions]

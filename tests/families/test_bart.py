@@ -9,12 +9,15 @@ import re
 import pytest
 import torch
 
+import tiny
 from families.parity import VOCAB, shaken, transformers
 from families.test_parity_encoders import both_ways, equal_pairs
 from folders import edit_json
+from glassformer import config, generate
 from glassformer import families as recipes
-from glassformer import generate
 from glassformer.core.generation.beam import beam
+from glassformer.families.longformer import LongformerAttention
+from glassformer.families.modules.longformer import LongformerAttentionModule
 from glassformer.formats import store
 from glassformer.scale.cost import cost
 from mistakes import mistake
@@ -101,6 +104,18 @@ def test_global_tokens_of_a_led(tmp_path):
     for folder in ("theirs", "ours"):
         actual = store.load(tmp_path / folder)[0](target, source, source_pos=pos).logits
         assert (actual - expected).abs().max() < 1e-5 < (actual - apart).abs().max()
+
+
+def test_what_a_led_here_has_not_is_one_sentence():
+    model = tiny.model(tiny.SINKS["led"])
+    assert isinstance(model.encoder.blocks[0].attn, LongformerAttentionModule)
+    assert [block.attn.tokens for block in model.encoder.blocks] == [0, 2]
+    source = tiny.tokens(1, 50)
+    with mistake("position 40 is past the 40 of its table; give 0 to 39"):
+        model(tiny.tokens(1, 41), source)
+    attention = LongformerAttention(4, mask=config.Window(3))
+    with mistake("LongformerAttention reads both sides"):
+        tiny.model(tiny.decoder(tiny.block(attention)))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -13,12 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
+import tiny
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
 from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.checkpoints.headers import SINGLE
 from glassformer.core.nn import build_model
+from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
+from glassformer.families.modules.disentangled import RelativeEmbeddingModule
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.scale.cost import cost
@@ -156,6 +159,27 @@ def test_a_deberta_as_published_has_ends_that_theirs_ignores(tmp_path):
     }
     save_file(stored | extra, tmp_path / "model.safetensors")
     equal_ends(store.load(tmp_path)[0], reference, "right")
+
+
+@pytest.mark.parametrize("buckets, distance", [(256, 512), (8, 40), (5, 9), (2, 4)])
+def test_distances_lie_in_the_buckets_of_theirs(buckets, distance):
+    theirs = transformers.models.deberta_v2.modeling_deberta_v2.make_log_bucket_position
+    pos = torch.arange(2 * distance)[None]
+    away = pos[:, :, None] - pos[:, None]
+    table = RelativeEmbeddingModule(RelativeEmbedding(buckets, distance), 4, 1, False)
+    expected = (theirs(away, buckets, distance) + buckets).clamp(0, 2 * buckets - 1)
+    assert torch.equal(table.rows(pos, pos), expected.long())
+
+
+def test_disentangled_attention_stands_beside_a_table_of_distances():
+    cfg = tiny.SINKS["deberta"]
+    plain = replace(cfg, encoder=replace(cfg.encoder, position=config.NoPosition()))
+    with mistake("give the stack a RelativeEmbedding"):
+        tiny.model(plain)(tiny.tokens())
+    with mistake("leave kv_heads and qk_norm out"):
+        DisentangledAttention(4, 2, bias=True)
+    with mistake("set content_to_position = true"):
+        DisentangledAttention(4, bias=True, content_to_position=False, position_to_content=False)
 
 
 @pytest.mark.parametrize(

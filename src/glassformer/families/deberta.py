@@ -47,7 +47,7 @@ def deberta(
     depth: int,
     heads: int,
     vocab: int,
-    position: RelativeEmbedding,
+    position: Any,
     shared: bool = False,
     key_bias: bool = True,
 ) -> Encoder:
@@ -85,7 +85,7 @@ def read_scores(raw: ConfigReader) -> tuple[str, ...]:
     return tuple(SCORES[kind] for kind in kinds)
 
 
-def read_position(raw: ConfigReader, first: bool) -> RelativeEmbedding:
+def read_position(raw: ConfigReader, first: bool) -> Any:
     """The table of distances; the ``first`` version has neither buckets nor a norm."""
     length = raw.integer("max_position_embeddings", 512, MOST_POSITIONS)
     distance, buckets = (

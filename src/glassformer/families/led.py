@@ -29,7 +29,7 @@ KEYS = (
 
 def mask_of(window: int, tokens: int) -> Any:
     """The rule of ``window`` tokens around each, and so many global ``tokens``."""
-    near = Window(window // 2 + 1)
+    near: Any = Window(window // 2 + 1)
     return near | Global(tokens) if tokens else near
 
 
@@ -42,7 +42,8 @@ def led(dim: int, depth: int, heads: int, hidden: int, tokens: int = 0) -> Encod
     pattern = (replace(block, attention=attention),)
     encoder = replace(model.encoder, pattern=pattern, position=Learned(16_384))
     decoder = replace(model.decoder, position=SideTable(1024))
-    return replace(model, encoder=encoder, decoder=decoder)
+    model = replace(model, encoder=encoder, decoder=decoder)
+    return model  # type: ignore[no-any-return]
 
 
 def read_config(raw: ConfigReader) -> Model:
@@ -59,7 +60,8 @@ def read_config(raw: ConfigReader) -> Model:
         attention = replace(block.attention, mask=mask_of(window, count))
         blocks.append(replace(block, attention=attention))
     encoder = replace(model.encoder, pattern=tile(blocks))
-    return replace(model, encoder=encoder, start=read_start(raw, KIN.default_start))
+    model = replace(model, encoder=encoder, start=read_start(raw, KIN.default_start))
+    return model  # type: ignore[no-any-return]
 
 
 def write_config(model: Model) -> dict[str, Any]:

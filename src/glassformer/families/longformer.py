@@ -34,7 +34,7 @@ class LongformerAttention(config.Attention):
 
     @property
     def global_tokens(self) -> int:
-        """How many first tokens are global."""
+        """The number of first tokens that are global."""
         rules = getattr(self.mask, "rules", ())
         return max((rule.tokens for rule in rules if isinstance(rule, Global)), default=0)
 
@@ -50,8 +50,12 @@ class LongformerAttention(config.Attention):
 class SideTable(config.Learned):
     """A table as long as the texts of its side, which may be shorter than the other's (LED)."""
 
-    limit = None
     shapes = config.Learned.shapes
 
+    @property
+    def limit(self) -> Any:
+        """None: a position past the table is refused where it is read."""
+        return None
+
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
-        """Nothing: a position past the table is refused where it is read."""
+        """Nothing: the context is that of the longer side."""

@@ -28,7 +28,8 @@ def apart(model: Any) -> Any:
     """The model with a table of biases in each block instead of one in each stack."""
     changed = {}
     for side, stack in stacks(model).items():
-        pattern = tuple(replace(block, position=stack.position) for block in stack.pattern)
+        biases: Any = stack.position
+        pattern = tuple(replace(block, position=biases) for block in stack.pattern)
         changed[side] = replace(stack, pattern=pattern, position=NoPosition())
     return replace(model, **changed)
 
@@ -59,7 +60,8 @@ def write_config(model: Model) -> dict[str, Any]:
 
 def read_umt5(raw: ConfigReader) -> Model:
     """A umT5 config.json as our config: T5's words."""
-    return apart(t5.read_config(replace(raw, table={**DEFAULTS, **raw.table})))
+    model: Model = apart(t5.read_config(replace(raw, table={**DEFAULTS, **raw.table})))
+    return model
 
 
 def write_umt5(model: Model) -> dict[str, Any]:

@@ -157,7 +157,8 @@ class Stack:
         need(count > 0, "Stack.pattern is empty; give at least one Block.")
         sizes = f"Stack.depth {self.depth} is not a multiple of its pattern of {count} blocks"
         need(self.depth % count == 0, f"{sizes}; change one.")
-        for position in (self.position, *(block.position for block in self.pattern)):
+        positions: list[Any] = [self.position, *(block.position for block in self.pattern)]
+        for position in positions:
             if hasattr(position, "check_causal"):
                 position.check_causal(self.causal)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...core import config
 from ...core.errors import need
+from ...core.nn.additive_position import Learned
 from ...core.nn.attention import Attention
 from ...core.nn.build import build, builds
 from ...core.nn.dropout import dropout
@@ -35,10 +36,10 @@ class RelativeEmbeddingModule(Position):
         self.weight = nn.Parameter(torch.empty(2 * self.cfg.buckets, width))
         self.norm = norm(self.cfg.norm, width)
         added = self.cfg.added
-        self.added = None if added is None else build(added, width, heads, causal)
+        self.added: Learned | None = build(added, width, heads, causal) if added else None
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
-        return x if self.added is None else self.added.embed(x, flow)  # type: ignore[no-any-return]
+        return x if self.added is None else self.added.embed(x, flow)
 
     def vectors(self) -> Tensor:
         """The vectors (R, C), first those of keys far ahead of their query."""
@@ -47,7 +48,8 @@ class RelativeEmbeddingModule(Position):
     def rows(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """The row (B or 1, T, S) of each pair: of its query's position less its key's."""
         away = q_pos[:, :, None] - k_pos[:, None]
-        buckets, distance = self.cfg.buckets, self.cfg.distance
+        buckets: int = self.cfg.buckets
+        distance: int | None = self.cfg.distance
         if distance is not None:
             exact = buckets // 2
             far = away.abs().clamp(min=exact).float() / exact

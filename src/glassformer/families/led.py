@@ -42,7 +42,7 @@ def led(dim: int, depth: int, heads: int, hidden: int, tokens: int = 0) -> Encod
     pattern = (replace(block, attention=attention),)
     encoder = replace(model.encoder, pattern=pattern, position=Learned(16_384))
     decoder = replace(model.decoder, position=SideTable(1024))
-    model = replace(model, encoder=encoder, decoder=decoder)
+    model = replace(model, encoder=encoder, decoder=decoder, start=(2,))
     return model  # type: ignore[no-any-return]
 
 
@@ -66,7 +66,7 @@ def read_config(raw: ConfigReader) -> Model:
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a LED config.json, as far as that can say it."""
-    raw = {**write_keys(model, KEYS), "decoder_start_token_id": None, **write_start(model)}
+    raw = {**write_keys(model, KEYS), **write_start(model)}
     raw["pad_token_id"] = (
         1  # a tokenizer's follows, where there is one; theirs fills windows with it
     )

@@ -408,7 +408,7 @@ def test_every_config_type_has_a_module():
         and value.__module__.startswith("glassformer.")
     }
     slots = (config.Mixer, config.FeedForward, config.Block, config.Stack)
-    slots += (config.Position, config.Embed)
+    slots += (config.Position, config.Embed, config.MaskRule)
     added = {kind for slot in slots for kind in members(slot).values()}
     assert types | added == set(makers())
 

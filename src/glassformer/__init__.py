@@ -138,6 +138,8 @@ registry.MODULES.update(
         "families.modules.routed",
         "families.modules.sinks",
         "families.modules.sparse_mixer",
+        "families.modules.disentangled",
+        "families.modules.longformer",
         "fast.quantized",
         "formats.lora",
         "formats.rope_scaling",

@@ -4,6 +4,7 @@ models: theirs loaded here, ours loaded there; so are the keys of their config.j
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
+import tiny
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
 from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.checkpoints.headers import SINGLE
 from glassformer.core.nn import build_model
+from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
+from glassformer.families.modules.disentangled import RelativeEmbeddingModule
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.scale.cost import cost
@@ -45,7 +49,7 @@ def equal_ends(actual, reference, side):
     present = padding(side)
     ids = tokens()
     segments = (torch.arange(24) > 7).long().expand(3, -1)
-    segments = segments % getattr(reference.config, "type_vocab_size", 1)
+    segments = segments % (getattr(reference.config, "type_vocab_size", 1) or 1)
     pos = real_positions(present)
     cfg = actual.config
     inputs = {"input_ids": ids, "attention_mask": present.long()}
@@ -130,6 +134,76 @@ def test_bert_both_ways(name, tmp_path):
     both_ways(bert(kind, **changes), tmp_path, equal_ends, sides, saved, unread)
 
 
+def test_a_deberta_whose_head_has_newer_names(tmp_path):
+    """Theirs takes the same numbers under the older names."""
+    changes = {**DEBERTA, **DEBERTA_V3, "position_buckets": 8}
+    both_ways(
+        bert("DebertaV2ForMaskedLM", legacy=False, **changes),
+        tmp_path,
+        equal_ends,
+        saved="DebertaV2ForMaskedLM",
+    )
+
+
+def test_a_deberta_as_published_has_ends_that_theirs_ignores(tmp_path):
+    """Microsoft's files name no architecture and hold what they were trained with."""
+    reference = bert("DebertaV2Model", **DEBERTA, **DEBERTA_V3)
+    reference.save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", architectures=None)
+    stored = {f"deberta.{name}": x for name, x in files(tmp_path).items()}
+    ends = ("lm_predictions.lm_head", "mask_predictions")
+    layers = [f"{end}.{name}" for end in ends for name in ("dense", "LayerNorm")]
+    extra = {f"{layer}.{part}": torch.zeros(1) for layer in layers for part in ("weight", "bias")}
+    extra |= {"deberta.embeddings.position_embeddings.weight": torch.zeros(512, 32)}
+    extra |= {"mask_predictions.classifier.weight": torch.zeros(1, 32)}
+    extra |= {
+        name: torch.zeros(1) for name in ("mask_predictions.classifier.bias", f"{ends[0]}.bias")
+    }
+    save_file(stored | extra, tmp_path / "model.safetensors")
+    equal_ends(store.load(tmp_path)[0], reference, "right")
+
+
+@pytest.mark.parametrize("buckets, distance", [(256, 512), (8, 40), (5, 9), (2, 4)])
+def test_distances_lie_in_the_buckets_of_theirs(buckets, distance):
+    theirs = transformers.models.deberta_v2.modeling_deberta_v2.make_log_bucket_position
+    pos = torch.arange(2 * distance)[None]
+    away = pos[:, :, None] - pos[:, None]
+    table = RelativeEmbeddingModule(RelativeEmbedding(buckets, distance), 4, 1, False)
+    expected = (theirs(away, buckets, distance) + buckets).clamp(0, 2 * buckets - 1)
+    assert torch.equal(table.rows(pos, pos), expected.long())
+
+
+def test_disentangled_attention_stands_beside_a_table_of_distances():
+    cfg = tiny.SINKS["deberta"]
+    plain = replace(cfg, encoder=replace(cfg.encoder, position=config.NoPosition()))
+    with mistake("give the stack a RelativeEmbedding"):
+        tiny.model(plain)(tiny.tokens())
+    with mistake("leave kv_heads and qk_norm out"):
+        DisentangledAttention(4, 2, bias=True)
+    with mistake("set content_to_position = true"):
+        DisentangledAttention(4, bias=True, content_to_position=False, position_to_content=False)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"relative_attention": False}, '"relative_attention" is false, but a DeBERTa here'),
+        ({"conv_kernel_size": 3}, '"conv_kernel_size" is 3, but no convolution'),
+        ({"pos_att_type": "c2c"}, '"pos_att_type" is "c2c"; it must be c2p, p2c or both'),
+        ({"pos_att_type": []}, '"pos_att_type" is []; it must be c2p, p2c or both'),
+        ({"embedding_size": 16}, '"embedding_size" is 16, but a DeBERTa here has one width'),
+        ({"max_relative_positions": 5, "position_buckets": 8}, "RelativeEmbedding.distance is 5"),
+        ({"max_relative_positions": "all"}, '"max_relative_positions" is "all"; it must be'),
+        ({"norm_rel_ebd": "rms"}, '"norm_rel_ebd" is "rms"; it must be one of none, layer_norm'),
+    ],
+)
+def test_what_a_deberta_here_has_not_is_one_sentence(change, text, tmp_path):
+    bert("DebertaV2Model", **DEBERTA, **DEBERTA_V3).save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", **change)
+    with mistake(re.escape(text)):
+        store.load(tmp_path)
+
+
 # ------------------------------------------------------------------------------- labels for each
 # token
 
@@ -165,8 +239,25 @@ PUBLISHED = {
     "xlm-roberta/base": ("XLMRobertaForMaskedLM", 12, 768, 12, 250_002, 278_295_186),
     "xlm-roberta/large": ("XLMRobertaForMaskedLM", 24, 1024, 16, 250_002, 560_142_482),
     "nomic-bert/base": ("NomicBertForMaskedLM", 12, 768, 12, 30_528, 137_354_304),
+    "deberta/base": ("DebertaForMaskedLM", 12, 768, 12, 50_265, 139_244_121),
+    "deberta/large": ("DebertaForMaskedLM", 24, 1024, 16, 50_265, 406_264_921),
+    "deberta-v2/v3-xsmall": ("DebertaV2ForMaskedLM", 12, 384, 6, 128_100, 70_958_820),
+    "deberta-v2/v3-small": ("DebertaV2ForMaskedLM", 6, 768, 12, 128_100, 142_024_548),
+    "deberta-v2/v3-base": ("DebertaV2ForMaskedLM", 12, 768, 12, 128_100, 184_551_780),
+    "deberta-v2/v3-large": ("DebertaV2ForMaskedLM", 24, 1024, 16, 128_100, 435_191_908),
+    "deberta-v2/mdeberta-v3-base": ("DebertaV2ForMaskedLM", 12, 768, 12, 251_000, 279_061_880),
     "xlm-roberta/bge-m3": ("XLMRobertaModel", 24, 1024, 16, 250_002, 566_705_152),
 }
+
+
+DEBERTA = {
+    "relative_attention": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "max_position_embeddings": 512,
+}
+DEBERTA_V3 = {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -180,6 +271,8 @@ def test_published_sizes_of_encoders(name):
     if kind.startswith("DistilBert"):
         sizes = {DISTILBERT.get(key, key): n for key, n in sizes.items()}
         sizes |= {"max_position_embeddings": 512}
+    sizes |= DEBERTA if kind.startswith("Deberta") else {}
+    sizes |= DEBERTA_V3 if kind.startswith("DebertaV2") else {}
     bare = {} if "For" in kind else {"add_pooling_layer": False}
     sizes |= {"max_position_embeddings": 8194} if bare else {}
     with torch.device("meta"):

@@ -27,8 +27,10 @@ from glassformer.core.config.objective import LoRA
 from glassformer.core.errors import UserError
 from glassformer.core.nn import makers
 from glassformer.core.training.loss import token_loss
+from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
+from glassformer.families.longformer import Global, LongformerAttention, SideTable
 from glassformer.families.mechanisms import (
     FirstBlock,
     LearnedWithBias,
@@ -194,6 +196,11 @@ WHOLE = {
     "a few rows": (c.Pool, c.TokenHead),
     "few families have it": (
         LatentAttention,
+        DisentangledAttention,
+        RelativeEmbedding,
+        LongformerAttention,
+        Global,
+        SideTable,
         RoutedMoE,
         SinkAttention,
         ClampedMoE,

@@ -20,6 +20,7 @@ from .bart import BART, M2M_100, MBART, PEGASUS
 from .bert import BERT
 from .bloom import BLOOM
 from .cohere2 import COHERE2
+from .deberta import DEBERTA, DEBERTA_V2
 from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .differences import differences
 from .distilbert import DISTILBERT
@@ -40,6 +41,7 @@ from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE
 from .keys import spelled_out
+from .led import LED
 from .lfm2 import LFM2
 from .llama import LLAMA
 from .mamba2 import MAMBA2
@@ -49,7 +51,7 @@ from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .mpnet import MPNET
 from .mpt import MPT
-from .mt5 import MT5
+from .mt5 import MT5, UMT5
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
@@ -126,8 +128,10 @@ ENCODERS = (
     MPNET,
     ALBERT,
     ESM,
+    DEBERTA,
+    DEBERTA_V2,
 )
-PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
+PAIRS = (T5, MT5, UMT5, VASWANI, BART, MBART, M2M_100, PEGASUS, LED)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
 
 

@@ -167,7 +167,8 @@ _LAYERS = {
 
 def table(model: Model) -> Table:
     """The names of the weights; a gated MLP's differ from a plain one's."""
-    gated = isinstance(stacks(model)["encoder"].pattern[0].feedforward, GatedMLP)
+    block = stacks(model)["encoder"].pattern[0]
+    gated = isinstance(block.feedforward, GatedMLP)
     wide = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
     names = {"shared": "embed.token", "lm_head": "head.proj"}
     for side, layers in _LAYERS.items():
@@ -177,8 +178,12 @@ def table(model: Model) -> Table:
             inner = {**wide, "wo": "down"} if param_name == "ffn" else _ATTENTION
             names |= {f"{file}.{file_name}.{a}": f"{param}.{b}" for a, b in inner.items()}
             names[f"{file}.layer_norm"] = f"{param}_norm"
-        first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        names |= {first: f"{side}.position", f"{side}.final_layer_norm": f"{side}.last_norm"}
+        bias = "layer.0.SelfAttention.relative_attention_bias"
+        if block.position:  # umT5: a table in each block
+            names[f"{side}.block.{{i}}.{bias}"] = f"{side}.blocks.{{i}}.position"
+        else:
+            names[f"{side}.block.0.{bias}"] = f"{side}.position"
+        names |= {f"{side}.final_layer_norm": f"{side}.last_norm"}
     twins = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     return Table(
         tuple(NameRule(f"{a}.weight", f"{b}.weight") for a, b in names.items()),

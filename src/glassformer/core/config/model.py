@@ -19,7 +19,7 @@ from .init import Init
 from .mask import Full, MaskRule
 from .norm import Norm, RMSNorm
 from .pool import Pool, TokenHead
-from .position import NoPosition, Position, Rotary
+from .position import NoPosition, Position, RelativeBias, Rotary
 from .recurrence import Recurrent
 from .scaling import LongRopeScaling
 from .serial import NonNegativeInt, PositiveFloat, PositiveInt, Share, frozen
@@ -82,7 +82,7 @@ class Block:
     ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x));
     ``output`` x + norm(f(x)); ``sandwich`` x + norm(f(norm(x))); ``parallel`` x +
     attention(norm(x)) + ffn(norm(x)), one norm for both, ``parallel_norms`` one for each. ``norm``
-    None is none. ``position`` turns queries and keys of this block alone.
+    None is none. ``position`` is of this block's queries and keys alone.
     """
 
     attention: Mixer  # over the stack's own tokens
@@ -92,7 +92,8 @@ class Block:
     place: Place = "pre"
     cross: Attention | None = None  # attention to an encoder's output
     residual_scale: PositiveFloat = 1.0  # what is added to the stream is multiplied by it (Granite)
-    position: NoPosition | Rotary | None = None  # in place of the stack's; none: the stack's
+    # in place of the stack's; none: the stack's
+    position: NoPosition | Rotary | RelativeBias | None = None
 
     def __post_init__(self) -> None:
         parallel = self.place.startswith("parallel")
@@ -121,7 +122,8 @@ class Block:
         """Shapes of the sublayers and their norms."""
         place = {"attn": (causal, dropout), "cross": (False, dropout), "ffn": ()}
         norm = shapes_of(self.norm, dim)
-        result: Shapes = {}
+        heads = getattr(self.attention, "heads", 1)
+        result = join(position=shapes_of(self.position, dim, heads, causal))
         for name, sublayer in self.sublayers.items():
             before = {} if name == "ffn" and self.place == "parallel" else norm
             result |= join(**{f"{name}_norm": before, name: shapes_of(sublayer, dim, *place[name])})
@@ -148,8 +150,10 @@ class Stack:
         need(count > 0, "Stack.pattern is empty; give at least one Block.")
         sizes = f"Stack.depth {self.depth} is not a multiple of its pattern of {count} blocks"
         need(self.depth % count == 0, f"{sizes}; change one.")
-        if hasattr(self.position, "check_causal"):
-            self.position.check_causal(self.causal)
+        positions: list[Any] = [self.position, *(block.position for block in self.pattern)]
+        for position in positions:
+            if hasattr(position, "check_causal"):
+                position.check_causal(self.causal)
 
     def block(self, index: int) -> Block:
         return self.pattern[index % len(self.pattern)]

@@ -20,6 +20,7 @@ from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.checkpoints.headers import SINGLE
 from glassformer.core.nn import build_model
+from glassformer.core.nn.engines import ENGINES
 from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
 from glassformer.families.modules.disentangled import RelativeEmbeddingModule
 from glassformer.formats import store
@@ -574,6 +575,13 @@ def test_an_esm_as_the_hub_has_it(tmp_path):
     equal_ends(model, again, "right")
     half = store.load(tmp_path, dtype="bfloat16")[0]
     assert torch.equal(half.encoder.position.inv_freq, frequencies)
+
+
+def test_masked_tokens_of_an_esm_are_counted_in_one_process():
+    model = tiny.model(tiny.ALL["esm"])
+    model.engine = ENGINES["eager"]
+    with mistake("MaskedEmbed counts the masked tokens of a whole document"):
+        model(tokens())
 
 
 def test_a_bert_without_its_pooler(tmp_path):

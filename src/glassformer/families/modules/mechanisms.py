@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ...core import config
+from ...core.errors import need
 from ...core.nn.additive_position import Learned, RelativeBias
 from ...core.nn.build import builds
+from ...core.nn.engines import AttentionEngine
 from ...core.nn.flow import Flow, TracedModule, document_starts
 from ...core.nn.layers import Embed
 from ...core.nn.model import Block, Stack
@@ -60,6 +62,11 @@ class MaskedEmbedModule(Embed):
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C)."""
+        need(
+            not isinstance(flow.engine, AttentionEngine),
+            "MaskedEmbed counts the masked tokens of a whole document; train without "
+            "parallel.context.",
+        )
         pos, masked = flow.pos.expand_as(tokens), tokens == self.mask
         document = document_starts(pos).cumsum(1)  # (B, T)
         near = (document[:, :, None] == document[:, None, :]) & (pos >= 0)[:, None, :]

@@ -12,16 +12,11 @@ from . import encoders
 from .bert import KEYS as BERT_KEYS
 from .bert import PRETRAINING, bert
 from .encoders import (
-    ANSWERS,
-    CHOICE,
-    LABELS,
-    MASKED,
-    TOKENS,
-    architectures,
+    HEADS,
     embeddings,
     head_of,
+    label_layers,
     read_heads,
-    tags,
     words_head,
     write_heads,
 )
@@ -100,12 +95,10 @@ _LAYER = {
 def table(model: Encoder) -> Table:
     """The names of the weights; those of labels depend on the ends there are."""
     labels = {NEXT if model.head else "classifier": "pool.proj", POOLER: "pool.transform"}
-    if model.token_head is not None:
-        labels = {tags(model.token_head): "token_head.proj"}
     block = {f"{_BLOCK}.{name}": f"encoder.blocks.0.{place}" for name, place in _LAYER.items()}
     mapping = {"albert.encoder.embedding_hidden_mapping_in": "encoder.project"}
     names, unread = (f"{HEAD}.dense", f"{HEAD}.LayerNorm"), (POOLER, NEXT)
-    layers = {**block, **mapping, **labels}
+    layers = {**block, **mapping, **label_layers(model, labels)}
     return encoders.table(model, "albert", HEAD, names, embeddings("albert"), layers, unread)
 
 
@@ -119,9 +112,9 @@ ALBERT = Recipe(
         "xlarge": albert(2048, 24, 16),
         "xxlarge": albert(4096, 12, 64),
     },
-    architectures=architectures("Albert", PRETRAINING, MASKED, LABELS, CHOICE, TOKENS, ANSWERS),
+    family="Albert",
+    heads=(PRETRAINING, *HEADS),
     tokenizer="albert/albert-base-v2 (SentencePiece)",
     words=WORDS,
     weights=table,
-    bare=("AlbertModel",),
 )

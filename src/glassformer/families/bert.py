@@ -8,32 +8,28 @@ What the model says depends on its ends: words under masks (``head``), next sent
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
 from ..core.config.init import Init
-from ..core.config.model import Attention, Block, Encoder, Model, Stack
+from ..core.config.model import Attention, Block, Encoder, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Learned
 from . import encoders
 from .encoders import (
-    ANSWERS,
     CHOICE,
+    HEADS,
     LABELS,
-    MASKED,
-    TOKENS,
-    architectures,
     head_of,
+    label_layers,
     moved,
     read_heads,
-    tags,
     trunk,
     words_head,
     write_heads,
 )
-from .keys import key, keys, only, read_keys, write_keys
+from .keys import Section, Words, key, keys, only
 from .names import Table
 from .recipe import MISSING, ConfigReader, Recipe, Settings
 
@@ -59,13 +55,9 @@ def sentences(depth: int) -> Encoder:
     return replace(bert(384, depth, 12), context=256, head=None, pool=Pool("mean", normalize=True))
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A BERT config.json as our config: the architecture says which ends there are, and so do the
-    weights beside it.
-
-    ``hidden_dropout_prob`` is the stack's one dropout.
-    """
-    trunk, head = read_trunk(raw), head_of(raw)
+def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
+    """The model with the ends that its architecture names, or the weights beside it."""
+    head = head_of(raw)
     model = read_heads(raw, trunk, "tanh")
     if head == PRETRAINING or (not head and raw.holds("cls.predictions.bias")):
         tied = raw.flag("tie_word_embeddings", True)
@@ -73,7 +65,7 @@ def read_config(raw: ConfigReader) -> Model:
     return model if head in (LABELS, CHOICE) else replace(model, pool=read_pool(raw, head))
 
 
-TRUNK = (
+SHARED = (
     only("is_decoder", False, "a BERT here sees both sides of every token"),
     only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
     *keys(
@@ -89,13 +81,8 @@ TRUNK = (
 )
 KEYS = (
     only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
-    *TRUNK,
+    *SHARED,
 )
-
-
-def read_trunk(raw: ConfigReader) -> Any:
-    """Config of the layers that BERT and its kin share, without heads."""
-    return read_keys(raw, replace(bert(128, 2, 2), head=None, pool=None), KEYS)
 
 
 def read_pool(raw: ConfigReader, head: str) -> Pool | None:
@@ -112,17 +99,16 @@ def read_pooler(raw: ConfigReader, prefix: str) -> Pool | None:
     return Pool("first", "tanh") if held and raw.flag("add_pooling_layer", True) else None
 
 
-def write_config(model: Encoder) -> Settings:
-    """Our config as a BERT config.json, as far as that can say it."""
-    raw = {**write_heads(model, "Bert"), **write_trunk(model)}
+def write_ends(model: Encoder) -> Settings:
+    """Settings of the ends that a model has."""
+    raw = write_heads(model, "Bert")
     if model.head is not None and model.pool is not None:
-        raw["architectures"] = ["BertForPreTraining"]
+        raw["architectures"] = [f"BertFor{PRETRAINING}"]
     return raw
 
 
-def write_trunk(model: Encoder) -> Settings:
-    """Settings that BERT and its kin share."""
-    return write_keys(model, KEYS)
+TRUNK = replace(bert(128, 2, 2), head=None, pool=None)
+WORDS = Words(TRUNK, KEYS, [Section(read_ends, write_ends)])
 
 
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
@@ -131,9 +117,6 @@ _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predi
 def table(model: Encoder) -> Table:
     """The names of the weights; how labels are called depends on the ends there are."""
     labels = "classifier" if model.head is None else _NEXT
-    label_layer = {labels: "pool.proj"}
-    if model.token_head is not None:
-        label_layer = {tags(model.token_head): "token_head.proj"}
     renamed = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
     if model.head is None and model.pool is not None and model.pool.labels:
         renamed += moved(_NEXT, labels)
@@ -143,7 +126,7 @@ def table(model: Encoder) -> Table:
         _WORDS,
         (f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm"),
         trunk("bert"),
-        {_POOLER: "pool.transform", **label_layer},
+        {_POOLER: "pool.transform", **label_layers(model, {labels: "pool.proj"})},
         (_POOLER, _NEXT),
         renamed,
     )
@@ -165,14 +148,10 @@ BERT = Recipe(
         "minilm-l6": sentences(6),
         "minilm-l12": replace(sentences(12), context=128),
     },
-    architectures=architectures(
-        "Bert", PRETRAINING, MASKED, LABELS, NEXT_SENTENCE, CHOICE, TOKENS, ANSWERS
-    ),
-    model_type="bert",
+    family="Bert",
+    heads=(PRETRAINING, *HEADS, NEXT_SENTENCE),
     tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
     checkpoint="google-bert/bert-base-uncased",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
     weights=table,
-    bare=("BertModel",),
 )

@@ -17,20 +17,17 @@ from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from ..core.errors import need
 from . import encoders
-from .bert import TRUNK, bert
+from .bert import SHARED, bert
 from .disentangled import DisentangledAttention, RelativeEmbedding
 from .encoders import (
-    ANSWERS,
     CHOICE,
+    HEADS,
     LABELS,
     LAYER,
-    MASKED,
-    TOKENS,
-    architectures,
     head_of,
+    label_layers,
     moved,
     read_heads,
-    tags,
     trunk,
     words_head,
     write_heads,
@@ -162,7 +159,7 @@ def write_layers(model: Encoder, first: bool) -> Settings:
 
 POOLED = key("pooler_hidden_act", "gelu", "act")
 KEYS = revise(
-    TRUNK,
+    SHARED,
     only("relative_attention", True, "a DeBERTa here reads distances"),
     only("conv_kernel_size", 0, "no convolution stands beside the first block here"),
     only("talking_head", False, "heads here do not mix their scores"),
@@ -203,11 +200,10 @@ def table(model: Encoder) -> Table:
             NameRule(f"{inside}.in_proj.weight", qkv, groups=attention.heads),
             *(NameRule(f"{inside}.{a}", f"{param}.{b}") for a, b in _FIRST.items()),
         ]
-    head = model.token_head
     layers = {
         "deberta.encoder.LayerNorm": "encoder.position.norm",
         "pooler.dense": "pool.transform",
-        tags(head) if head else "classifier": "token_head.proj" if head else "pool.proj",
+        **label_layers(model, {"classifier": "pool.proj"}),
     }
     unread = [f"mask_predictions.{name}" for name in ("dense", "LayerNorm", "classifier")]
     unread.append("deberta.embeddings.position_embeddings")
@@ -220,7 +216,7 @@ def table(model: Encoder) -> Table:
 def recipe(name: str, first: bool, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:
     """The recipe of a version."""
     family = "Deberta" if first else "DebertaV2"
-    choice = () if first else (CHOICE,)
+    heads = tuple(head for head in HEADS if not first or head != CHOICE)
     layers = Section(partial(read_layers, first=first), partial(write_layers, first=first))
     ends = Section(read_ends, partial(write_ends, family=family))
     template = deberta_v1(64, 1, 1) if first else deberta_v3(64, 1, 1)
@@ -228,11 +224,11 @@ def recipe(name: str, first: bool, paper: str, tokenizer: str, **sizes: Encoder)
         name=name,
         paper=paper,
         sizes=sizes,
-        architectures=architectures(family, MASKED, LABELS, *choice, TOKENS, ANSWERS),
+        family=family,
+        heads=heads,
         tokenizer=tokenizer,
         words=Words(replace(template, head=None), KEYS, [layers, ends]),
         weights=table,
-        bare=(f"{family}Model",),
     )
 
 

@@ -11,18 +11,17 @@ from .bert import CASED, UNCASED, bert
 from .encoders import (
     ANSWERS,
     CHOICE,
+    HEADS,
     LABELS,
-    MASKED,
     TOKENS,
-    architectures,
     blocks,
     embeddings,
     head_name,
     head_of,
+    label_layers,
     read_heads,
     read_label_pool,
     read_token_head,
-    tags,
     weight_and_bias,
     write_heads,
     write_labels,
@@ -100,12 +99,10 @@ PROJ, TABLE = "vocab_projector", "distilbert.embeddings.word_embeddings.weight"
 def table(model: Encoder) -> Table:
     """The names of the weights; how the layer of labels is called depends on the head."""
     labels = {"pre_classifier": "pool.transform", "classifier": "pool.proj"}
-    if model.token_head is not None:
-        labels = {tags(model.token_head): "token_head.proj"}
     all_rules = (
         *embeddings("distilbert"),
         *blocks("distilbert.transformer.layer", _LAYER),
-        *rules({**WORDS, PROJ: "head.proj", **labels}),
+        *rules({**WORDS, PROJ: "head.proj", **label_layers(model, labels)}),
     )
     unused = weight_and_bias(*WORDS, PROJ, "pre_classifier", "classifier")
     tied = model.head is not None and model.head.tied
@@ -126,12 +123,12 @@ DISTILBERT = Recipe(
         "base-cased": distilbert(vocab=CASED),
         "multilingual": distilbert(vocab=119_547),
     },
-    architectures=architectures("DistilBert", MASKED, LABELS, CHOICE, TOKENS, ANSWERS),
+    family="DistilBert",
+    heads=HEADS,
     model_type="distilbert",
     tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
     checkpoint="distilbert/distilbert-base-uncased",
     read_config=read_config,
     write_config=write_config,
     weights=table,
-    bare=("DistilBertModel",),
 )

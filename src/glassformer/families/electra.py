@@ -4,18 +4,13 @@ replace them; the small ones project their embeddings."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import Encoder, TokenHead, embed_dim
 from ..core.config.pool import Pool
-from .bert import bert, read_trunk, write_trunk
+from .bert import KEYS, TRUNK, bert
 from .encoders import (
-    ANSWERS,
     CHOICE,
-    LABELS,
-    MASKED,
-    TOKENS,
-    architectures,
+    HEADS,
     head_of,
     moved,
     read_heads,
@@ -24,7 +19,7 @@ from .encoders import (
     words_head,
     write_heads,
 )
-from .keys import ACTIVATIONS
+from .keys import ACTIVATIONS, Section, Words
 from .names import Table, rules
 from .recipe import ConfigReader, Recipe, Settings
 
@@ -50,9 +45,8 @@ def generator(dim: int, depth: int, heads: int, embed: int) -> Encoder:
     return replace(model, head=words_head(model), token_head=None)
 
 
-def read_config(raw: ConfigReader) -> Any:
-    """An ELECTRA config.json as our config; the architecture says what each token is asked."""
-    model = read_trunk(raw)
+def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
+    """The model with its embeddings' width; the architecture says what each token is asked."""
     width = raw.integer("embedding_size", 128)
     model = replace(model, embed=replace(model.embed, dim=None if width == model.dim else width))
     head = head_of(raw)
@@ -72,13 +66,15 @@ def read_choice(raw: ConfigReader) -> Pool:
     return Pool("first", act, 1, raw.number("summary_last_dropout", 0.1, most=0.99))
 
 
-def write_config(model: Encoder) -> Settings:
-    """Our config as an ELECTRA config.json, as far as that can say it."""
-    raw = {**write_trunk(model), "embedding_size": embed_dim(model)}
-    head = model.token_head
+def write_ends(model: Encoder) -> Settings:
+    """Settings of the head that a model has, and of its embeddings' width."""
+    raw, head = {"embedding_size": embed_dim(model)}, model.token_head
     if head is not None and head.transform is not None:
         return {"architectures": [f"ElectraFor{DISCRIMINATOR}"], **raw}
     return {**write_heads(model, "Electra"), **raw}
+
+
+WORDS = Words(TRUNK, KEYS, [Section(read_ends, write_ends)])
 
 
 def table(model: Encoder) -> Table:
@@ -120,12 +116,10 @@ ELECTRA = Recipe(
         "base-generator": generator(256, 12, 4, embed=768),
         "large-generator": generator(256, 24, 4, embed=1024),
     },
-    architectures=architectures("Electra", DISCRIMINATOR, MASKED, LABELS, CHOICE, TOKENS, ANSWERS),
-    model_type="electra",
+    family="Electra",
+    heads=(DISCRIMINATOR, *HEADS),
     tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",
     checkpoint="google/electra-small-discriminator",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
     weights=table,
-    bare=("ElectraModel",),
 )

@@ -15,11 +15,7 @@ from .recipe import ConfigReader, Settings
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
 TOKENS, ANSWERS = "TokenClassification", "QuestionAnswering"
-
-
-def architectures(family: str, *heads: str) -> tuple[str, ...]:
-    """The names of a family's models: one for each head, and the bare one last."""
-    return (*(f"{family}For{head}" for head in heads), f"{family}Model")
+HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
 
 
 def head_of(raw: ConfigReader) -> str:
@@ -133,6 +129,12 @@ def weight_and_bias(*names: str) -> tuple[str, ...]:
 def tags(head: TokenHead) -> str:
     """Name of the layer that gives tokens their labels."""
     return "qa_outputs" if head.span else "classifier"
+
+
+def label_layers(model: Encoder, pool: Names) -> Names:
+    """The layers of labels: those of each token, or of the ``pool``."""
+    head = model.token_head
+    return pool if head is None else {tags(head): "token_head.proj"}
 
 
 LAYER = {

@@ -12,9 +12,9 @@ from ..core.config.model import Attention, Block, Encoder, Stack, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from . import roberta
-from .bert import TRUNK
+from .bert import SHARED
 from .decoders import INIT
-from .encoders import LABELS, LAYER, MASKED, TOKENS, architectures, trunk, write_heads
+from .encoders import LABELS, LAYER, MASKED, TOKENS, trunk, write_heads
 from .keys import Key, Section, Words, only, revise
 from .mechanisms import MaskedEmbed, StoredRotary
 from .names import NameRule, Table, rules
@@ -65,7 +65,7 @@ def write_layers(model: Encoder) -> Settings:
 WORDS = Words(
     replace(esm(128, 1, 2), embed=Embed(1), head=None),
     revise(
-        TRUNK,
+        SHARED,
         only("is_folding_model", False, "a folding model is more than an encoder"),
         Key("", "context", roberta.read_length),
         without="hidden_act type_vocab_size max_position_embeddings",
@@ -111,10 +111,10 @@ ESM = Recipe(
         "2-3b": esm(2560, 36, 40),
         "2-15b": esm(5120, 48, 40),
     },
-    architectures=architectures("Esm", MASKED, LABELS, TOKENS),
+    family="Esm",
+    heads=(MASKED, LABELS, TOKENS),
     tokenizer="facebook/esm2_t6_8M_UR50D (a letter an amino acid)",
     words=WORDS,
     weights=table,
-    bare=("EsmModel",),
     fixed=("pad_token_id", "mask_token_id"),
 )

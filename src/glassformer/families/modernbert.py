@@ -14,12 +14,7 @@ from ..core.config.position import Rotary
 from . import decoders
 from .decoders import INIT, THEIRS, M, blocks_of, rotary_of, slides, stack, words, write_scheme
 from .encoders import (
-    ANSWERS,
-    CHOICE,
-    LABELS,
-    MASKED,
-    TOKENS,
-    architectures,
+    HEADS,
     read_heads,
     write_heads,
 )
@@ -173,9 +168,9 @@ MODERNBERT = Recipe(
     paper="Warner et al. 2024, Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder "
     "(arXiv 2412.13663)",
     sizes={"base": modernbert(768, 22, 12, 1152), "large": modernbert(1024, 28, 16, 2624)},
-    architectures=architectures("ModernBert", MASKED, LABELS, CHOICE, TOKENS, ANSWERS),
+    family="ModernBert",
+    heads=HEADS,
     tokenizer="answerdotai/ModernBERT-base (byte-level BPE)",
     words=WORDS,
     weights=table,
-    bare=("ModernBertModel",),
 )

@@ -11,8 +11,8 @@ from ..core.config.embed_head import Embed
 from ..core.config.model import Encoder, stacks
 from ..core.config.pool import Pool
 from . import roberta
-from .bert import TRUNK
-from .encoders import LAYER, architectures, trunk, write_heads
+from .bert import SHARED
+from .encoders import HEADS, LAYER, trunk, write_heads
 from .keys import Key, Section, Words, only, revise
 from .mechanisms import LearnedWithBias
 from .names import NameRule, Table
@@ -32,7 +32,7 @@ def mpnet(dim: int, depth: int, heads: int) -> Encoder:
 WORDS = Words(
     replace(mpnet(128, 2, 2), head=None),
     revise(
-        TRUNK,
+        SHARED,
         only("relative_attention_num_buckets", 32, "distances here lie in 32 buckets"),
         Key(
             "max_position_embeddings",
@@ -73,11 +73,11 @@ MPNET = Recipe(
             mpnet(768, 12, 12), context=384, head=None, pool=Pool("mean", normalize=True)
         ),
     },
-    architectures=architectures("MPNet", *roberta.HEADS),
+    family="MPNet",
+    heads=HEADS,
     tokenizer="microsoft/mpnet-base (WordPiece, uncased)",
     checkpoint="sentence-transformers/all-mpnet-base-v2",
     words=WORDS,
     weights=table,
-    bare=("MPNetModel",),
     fixed=("pad_token_id",),
 )

@@ -15,23 +15,25 @@ from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Rotary
 from . import encoders
-from .decoders import read_rotary, write_rope_table
+from .bert import SHARED
+from .decoders import rotary, write_rope_table
 from .encoders import (
     LABELS,
     MASKED,
     TOKENS,
-    architectures,
     blocks,
     head_name,
     head_of,
+    label_layers,
     read_heads,
     write_heads,
 )
-from .keys import Key, key, keys, only, read_keys, write_keys
+from .keys import key, only, read_keys, revise, write_keys
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe, Settings
 
-KEYS = (
+KEYS = revise(
+    SHARED,
     only("activation_function", "swiglu", "the gate here is SwiGLU's"),
     only("qkv_proj_bias", False, "this family has no biases"),
     only("mlp_fc1_bias", False, "this family has no biases"),
@@ -44,21 +46,12 @@ KEYS = (
     only("rotary_emb_interleaved", False, "this family pairs halves"),
     only("rotary_scaling_factor", None, "positions here are not scaled by the length"),
     only("moe_every_n_layers", 0, "mixtures of experts are not read for this family"),
-    *keys(
-        hidden_size=768,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        head_dim=None,
-        intermediate_size=3072,
-        max_position_embeddings=2048,
-        type_vocab_size=2,
-        vocab_size=30_528,
-        hidden_act="silu",
-        layer_norm_eps=1e-12,
-        dropout=key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
-        position=Key("", "position", lambda raw: read_rotary(raw, 1000.0)),
-        initializer_range=0.02,
-    ),
+    key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
+    rotary(1000.0),
+    without="max_position_embeddings",
+    head_dim=None,
+    max_position_embeddings=(2048, "context"),
+    hidden_act="silu",
 )
 OLDER = {
     "n_embd": "hidden_size",
@@ -127,8 +120,7 @@ def table(model: Encoder) -> Table:
         *rules({f"{ROOT}.emb_ln": "encoder.first_norm"}),
         *blocks(BLOCKS, _LAYER),
     )
-    labels = "pool.proj" if model.token_head is None else "token_head.proj"
-    layers = {"classifier": labels, POOLER: "pool.transform"}
+    layers = {POOLER: "pool.transform", **label_layers(model, {"classifier": "pool.proj"})}
     names = (f"{WORDS}.transform.dense", f"{WORDS}.transform.layer_norm")
     return encoders.table(model, ROOT, WORDS, names, inside, layers, (POOLER,))
 
@@ -141,12 +133,12 @@ NOMIC_BERT = Recipe(
         "base": nomic_bert(),
         "embed-v1.5": replace(nomic_bert(), head=None, pool=Pool("mean")),
     },
-    architectures=architectures("NomicBert", MASKED, LABELS, TOKENS),
+    family="NomicBert",
+    heads=(MASKED, LABELS, TOKENS),
     model_type="nomic_bert",
     tokenizer="nomic-ai/nomic-embed-text-v1.5 (WordPiece, uncased)",
     read_config=read_config,
     write_config=write_config,
     weights=table,
-    bare=("NomicBertModel",),
     fixed=("pad_token_id",),
 )

@@ -32,14 +32,14 @@ class Recipe:
     """A published family as data: sizes, its config.json in and out, its weights' names, where it
     comes from.
 
-    ``words`` are its config.json both ways; ``read_config`` and ``write_config`` say it where they do
-    not. ``family`` is what its classes are called in transformers, where those are a ForCausalLM and a
-    Model. ``layout`` gives the config whose parameters the published files hold, where that is not the
-    model's own (a GPT-2 without biases is published with biases of zero). ``bare`` are the
-    architectures whose files leave the table's prefix away. ``fixed`` are words of the config.json
-    that a tokenizer does not change, though they name a token (RoBERTa's padding). ``checkpoint`` is a
-    small published model, where that is not the one whose ``tokenizer`` is named. A recipe without words
-    has no published layout.
+    ``words`` are its config.json both ways; ``read_config`` and ``write_config`` say it where
+    they do not. ``family`` is what its classes are called in transformers, which end in a Model
+    and in these ``heads``; none: in CausalLM. ``layout`` gives the config whose parameters the
+    published files hold, where that is not the model's own (a GPT-2 without biases is published
+    with biases of zero). ``bare`` are the architectures whose files leave the table's prefix
+    away. ``fixed`` are words of the config.json that a tokenizer does not change, though they
+    name a token (RoBERTa's padding). ``checkpoint`` is a small published model, where that is not
+    the one whose ``tokenizer`` is named. A recipe without words has no published layout.
     """
 
     name: str
@@ -57,13 +57,17 @@ class Recipe:
     fixed: tuple[str, ...] = ()
     words: BothWays | None = None
     family: str = ""
+    heads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         derived: Settings = {}
         if self.words and not self.read_config:
             derived |= {"read_config": self.words.decode, "write_config": self.words.encode}
         if self.family and not self.architectures:
-            derived["architectures"] = (f"{self.family}ForCausalLM", f"{self.family}Model")
+            classes = (f"{self.family}For{head}" for head in self.heads or ("CausalLM",))
+            derived["architectures"] = (*classes, f"{self.family}Model")
+        if self.heads:
+            derived["bare"] = (f"{self.family}Model",)
         if self.words and not self.model_type:
             derived["model_type"] = self.name
         for name, value in derived.items():

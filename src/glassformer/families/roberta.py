@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..core.config.embed_head import Embed, Head
-from ..core.config.model import Encoder, Model, stacks
+from ..core.config.model import Encoder, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Learned
@@ -20,24 +20,18 @@ from . import encoders
 from .bert import KEYS as BERT_KEYS
 from .bert import bert, read_pooler
 from .encoders import (
-    ANSWERS,
-    CHOICE,
-    LABELS,
-    MASKED,
-    TOKENS,
-    architectures,
+    HEADS,
     head_of,
+    label_layers,
     moved,
     read_heads,
-    tags,
     trunk,
     write_heads,
 )
-from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, revise, write_keys
+from .keys import MOST_POSITIONS, MOST_TOKENS, Key, Section, Words, revise
 from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe, Settings
 
-HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
 WORDS, LABEL = "lm_head", "classifier"
 
 
@@ -86,11 +80,6 @@ KEYS = revise(
 )
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A RoBERTa config.json as our config: the architecture says which head there is."""
-    return read_ends(raw, read_keys(raw, replace(roberta(128, 2, 2), head=None), KEYS), "roberta")
-
-
 def read_ends(raw: ConfigReader, trunk: Encoder, name: str) -> Encoder:
     """The model with the head that its architecture names, or the pooler of a bare one."""
     # transformers' head has this activation whatever the blocks have
@@ -98,11 +87,11 @@ def read_ends(raw: ConfigReader, trunk: Encoder, name: str) -> Encoder:
     return model if head_of(raw) else replace(model, pool=read_pooler(raw, f"{name}."))
 
 
-def write_config(model: Encoder, family: str) -> Settings:
-    """Our config as a config.json of RoBERTa or its kin, as far as that can say it."""
-    raw, position = write_keys(model, KEYS), stacks(model)["encoder"].position
+def write_ends(model: Encoder, family: str) -> Settings:
+    """Settings of the head that a model has, and of its positions."""
+    position = stacks(model)["encoder"].position
     rows = position.length + position.start if isinstance(position, Learned) else None
-    return {**write_heads(model, family), **raw, "max_position_embeddings": rows}
+    return {**write_heads(model, family), "max_position_embeddings": rows}
 
 
 def table(model: Encoder) -> Table:
@@ -125,13 +114,17 @@ def with_ends(
         f"{LABEL}.dense" if labels else pooler: "pool.transform",
         f"{LABEL}.out_proj": "pool.proj",
     }
-    if model.token_head is not None:
-        layers = {tags(model.token_head): "token_head.proj"}
     # of choices, whose layers have the names of a pooler and of BERT's labels
     choice = moved(pooler, LABEL, f"{LABEL}.dense", f"{LABEL}.out_proj") if labels else ()
     names = (f"{WORDS}.dense", f"{WORDS}.layer_norm")
     unread = (pooler, *unread)
-    return encoders.table(model, name, WORDS, names, inside, layers, unread, choice, untied)
+    return encoders.table(
+        model, name, WORDS, names, inside, label_layers(model, layers), unread, choice, untied
+    )
+
+
+TEMPLATE = replace(roberta(128, 2, 2), head=None)
+READ = partial(read_ends, name="roberta")
 
 
 def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:
@@ -140,13 +133,11 @@ def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder)
         name=name,
         paper=paper,
         sizes={size.replace("_", "-"): model for size, model in sizes.items()},
-        architectures=architectures(family, *HEADS),
-        model_type=name,
+        family=family,
+        heads=HEADS,
         tokenizer=tokenizer,
-        read_config=read_config,
-        write_config=partial(write_config, family=family),
+        words=Words(TEMPLATE, KEYS, [Section(READ, partial(write_ends, family=family))]),
         weights=table,
-        bare=(f"{family}Model",),
         fixed=("pad_token_id",),
     )
 

@@ -76,7 +76,7 @@ class Kin:
             *BOTH_SIDES,
             scale_key(self.default_scaled),
             *keys(activation_function=self.default_act),
-            Key("head_bias", "head.bias", lambda raw: _held(raw, "head_bias", BIAS)),
+            Key("", "head.bias", lambda raw: _held(raw, "head_bias", BIAS)),
         )
 
     def read_config(self, raw: ConfigReader) -> Any:
@@ -98,9 +98,7 @@ class Kin:
         """Our config as its config.json, as far as that can say it."""
         position = stacks(model)["encoder"].position
         unknown = {"decoder_start_token_id": None}  # not what theirs takes for an absent word
-        raw = {**write_keys(model, self.keys), **unknown, **write_start(model)}
-        if not raw["head_bias"]:
-            del raw["head_bias"]
+        raw = {**write_keys(model, self.keys), **unknown, **write_start(model), **bias(model)}
         if isinstance(position, Learned) and self.position != TABLE:
             raw["learned_positions"] = True
         offset = getattr(position, "offset", 0)
@@ -111,6 +109,11 @@ def _held(raw: ConfigReader, word: str, *names: str) -> bool:
     """True where the files hold weights that they may lack; a ``word`` of ours says it alone."""
     stated: bool = raw.flag(word, False)
     return stated if raw.weights is None else any(map(raw.holds, names))
+
+
+def bias(model: Model) -> Settings:
+    """A word of ours for a bias of the head, which the files of most lack."""
+    return {"head_bias": True} if model.head and model.head.bias else {}
 
 
 def table(model: Model) -> Table:

@@ -59,7 +59,7 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
 def write_windows(model: Model) -> Settings:
     """Settings of windows, and of what a target begins with."""
     # a tokenizer's follows, where there is one; theirs fills windows with it
-    raw = {**write_start(model), "pad_token_id": 1}
+    raw: Settings = {**write_start(model), **bart.bias(model), "pad_token_id": 1}
     encoder = stacks(model)["encoder"]
     attentions: list[Any] = [encoder.block(i).attention for i in range(encoder.depth)]
     windows = [getattr(mixer, "mask", None) for mixer in attentions]

@@ -20,7 +20,7 @@ from .encoders import (
 )
 from .keys import MOST_POSITIONS, Key, Section, key, only
 from .mechanisms import FirstBlock
-from .names import NameRule, Table, rules
+from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe, Settings
 
 LOCAL, GLOBAL = 10_000.0, 160_000.0  # theta of blocks with a window, and of the others
@@ -131,35 +131,36 @@ WORDS = words(
 
 _LAYER = {
     "attn_norm": "attn_norm",
-    "attn.Wo": "attn.out",
-    "mlp_norm": "ffn_norm",
-    "mlp.Wo": "ffn.down",
+    "attn.out": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn.down": "mlp.Wo",
 }
-_TOKENS = "model.embeddings.tok_embeddings.weight"
-_BLOCK = "encoder.blocks.{i}"
+_JOINT = {"attn.Wqkv": ("attn.q", "attn.k", "attn.v"), "mlp.Wi": ("ffn.gate", "ffn.up")}
+_FUSED = [
+    NameRule(f"{THEIRS}.{name}.{end}", tuple(f"encoder.blocks.{{i}}.{x}.{end}" for x in layers))
+    for name, layers in _JOINT.items()
+    for end in ("weight", "bias")
+]
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights, queries, keys and values in one; those of the head by its kind."""
-    head = "head" if model.head else "token_head" if model.token_head else "pool"
-    layers = {
-        "model.embeddings.norm": "encoder.first_norm",
-        "model.final_norm": "encoder.last_norm",
-        "head.dense": f"{head}.transform",
-        "head.norm": f"{head}.norm",
-        "decoder" if model.head else "classifier": f"{head}.proj",
-        **{f"{THEIRS}.{name}": f"{_BLOCK}.{param_name}" for name, param_name in _LAYER.items()},
-    }
-    joint = {"attn.Wqkv": ("attn.q", "attn.k", "attn.v"), "mlp.Wi": ("ffn.gate", "ffn.up")}
-    fused = [
-        NameRule(f"{THEIRS}.{name}.{kind}", tuple(f"{_BLOCK}.{layer}.{kind}" for layer in pieces))
-        for name, pieces in joint.items()
-        for kind in ("weight", "bias")
-    ]
-    return Table(
-        (NameRule(_TOKENS, "embed.token.weight"), *fused, *rules(layers)),
-        copies=(("decoder.weight", _TOKENS),),
-        prefix="model.",
+    labels = "pool" if model.token_head is None else "token_head"
+    head = labels if model.head is None else "head"
+    return decoders.table(
+        _LAYER,
+        more=_FUSED,
+        token="model.embeddings.tok_embeddings",
+        last_norm="model.final_norm",
+        outside={
+            "model.embeddings.norm": "encoder.first_norm",
+            "head.dense": f"{head}.transform",
+            "head.norm": f"{head}.norm",
+            "classifier": f"{labels}.proj",
+        },
+        side="encoder",
+        head="decoder",
+        ignore=(),
     )
 
 

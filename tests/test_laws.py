@@ -25,6 +25,8 @@ from glassformer.core.nn import (
     build_model,
     makers,
 )
+from glassformer.families.disentangled import RelativeEmbedding
+from glassformer.families.mechanisms import LearnedWithBias
 from glassformer.families.sinks import SinkAttention
 from glassformer.fast import cpu_blocks
 from glassformer.formats import store, tuning
@@ -147,14 +149,18 @@ CANNOT = {
 }
 
 
+BIASES = (c.RelativeBias, c.Alibi, LearnedWithBias, RelativeEmbedding)
+
+
 def needs(cfg):
     """Requirements of each attention layer beside a mask."""
     results = []
     for stack in c.stacks(cfg).values():
-        biased = {"bias"} if isinstance(stack.position, c.RelativeBias | c.Alibi) else set()
         for block in stack.pattern:
             if not isinstance(block.attention, c.Attention):
                 continue
+            position = block.position or stack.position
+            biased = {"bias"} if isinstance(position, BIASES) else set()
             sinks = {"sinks"} if isinstance(block.attention, SinkAttention) else set()
             results.append(biased | sinks | ({"softcap"} if block.attention.softcap else set()))
             if block.cross is not None:

@@ -407,7 +407,9 @@ def test_every_config_type_has_a_module():
         and isinstance(value, type)
         and value.__module__.startswith("glassformer.")
     }
-    added = {kind for slot in (config.Mixer, config.FeedForward) for kind in members(slot).values()}
+    slots = (config.Mixer, config.FeedForward, config.Block, config.Stack)
+    slots += (config.Position, config.Embed, config.MaskRule)
+    added = {kind for slot in slots for kind in members(slot).values()}
     assert types | added == set(makers())
 
 

@@ -9,8 +9,17 @@ import torch
 from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
+from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
+from glassformer.families.longformer import Global, LongformerAttention, SideTable
+from glassformer.families.mechanisms import (
+    FirstBlock,
+    LearnedWithBias,
+    LoopedStack,
+    MaskedEmbed,
+    StoredRotary,
+)
 from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
 from glassformer.families.routed import RoutedMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
@@ -84,6 +93,49 @@ def bert():
     head = c.Head(bias=True, transform="gelu", norm=c.LayerNorm(1e-12))
     pool = c.Pool("first", "tanh", labels=3)
     return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB, segments=2), stack, head, WIDE, pool)
+
+
+def modernbert():
+    norm = c.LayerNorm(bias=False)
+    first = FirstBlock(c.Attention(4), c.GatedMLP(48, "gelu"), norm)
+    slides = block(c.Attention(4, mask=c.Window(5)), norm=norm, position=c.Rotary(100.0))
+    stack = c.Stack(2, (first, slides), c.Rotary(), False, norm, norm)
+    layer = {"transform": "gelu", "norm": norm, "transform_bias": False}
+    pool = c.Pool("mean", labels=3, **layer)
+    return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), stack, c.Head(bias=True, **layer), WIDE, pool)
+
+
+def albert():
+    body, norm = bert(), c.LayerNorm()
+    position = LearnedWithBias(CONTEXT, 2, c.RelativeBias(8, 16))
+    stack = LoopedStack(**vars(body.encoder) | {"depth": 3, "position": position})
+    head = c.Head(bias=True, transform="gelu", norm=norm, width=24)
+    return replace(body, embed=c.Embed(VOCAB, segments=2, dim=24), encoder=stack, head=head)
+
+
+def esm():
+    stack = c.Stack(2, (block(norm=c.LayerNorm()),), StoredRotary(), False, last_norm=c.LayerNorm())
+    embed = MaskedEmbed(VOCAB, mask=7)
+    return c.Encoder(DIM, CONTEXT, embed, stack, c.Head(tied=False), WIDE)
+
+
+def deberta():
+    norm, kinds = c.LayerNorm(1e-7), {"bias": True, "scale": 0.2}
+    apart = DisentangledAttention(4, **kinds, key_bias=False)
+    shared = DisentangledAttention(4, **kinds, shared=True)
+    pattern = tuple(block(kind, norm=norm, place="post") for kind in (apart, shared))
+    position = RelativeEmbedding(6, 20, norm, c.Learned(CONTEXT))
+    stack = c.Stack(2, pattern, position, causal=False, first_norm=norm)
+    return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), stack, c.Head(), WIDE)
+
+
+def led():
+    norm = {"norm": c.LayerNorm(), "place": "post"}
+    seen = (c.Window(4), c.Window(6) | Global(2))
+    pattern = tuple(block(LongformerAttention(4, mask=mask), **norm) for mask in seen)
+    encoder = c.Stack(2, pattern, c.Learned(CONTEXT), causal=False)
+    crossed = c.Stack(2, (block(cross=c.Attention(4), **norm),), SideTable(40))
+    return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(), WIDE)
 
 
 def recurrent(body):
@@ -214,7 +266,8 @@ DECODERS = {
         block(c.Attention(4, 2, mask=c.Window(6)), position=c.Rotary(100.0)),
         block(position=c.NoPosition()),
         block(),
-        depth=3,
+        block(position=c.RelativeBias(8, 16)),  # umT5: a table of its own
+        depth=4,
     ),
     "lfm2": decoder(
         block(ShortConv()), block(c.Attention(4, 2, qk_norm=c.RMSNorm())), position=c.Rotary()
@@ -266,6 +319,9 @@ OTHERS = {
     "reader": c.Encoder(
         DIM, CONTEXT, c.Embed(VOCAB), c.Recurrent(1, c.LSTM(), causal=False), c.Head(), LOUD
     ),
+    "modernbert": modernbert(),
+    "albert": albert(),
+    "esm": esm(),
     "onward": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), ONWARD, c.Head(), WIDE),
 }
 ALL = {**DECODERS, **OTHERS}
@@ -278,8 +334,10 @@ SINKS = {
         block(SinkAttention(4, 2, 16), SparseMixerMoE(4, 2, c.GatedMLP(16), tolerance=0.5)),
         position=c.Rotary(1e4, scaling=c.YarnScaling(4.0, 16, truncate=False)),
     ),
+    "deberta": deberta(),
+    "led": led(),
 }
-"""Attention with sinks: no ring, kernel or linearised pass computes it."""
+"""Attention of few families: no ring, kernel, linearised pass or browser computes it."""
 STATES = {"lfm2", "mamba2", "qwen3_next"}  # decoders whose mixers keep a state beside attention
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that keep a state
 

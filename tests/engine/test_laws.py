@@ -12,6 +12,7 @@ import torch
 
 import glassformer
 import tiny
+from glassformer import config as c
 from glassformer.core.generation.sample import Sampling
 from glassformer.fast import kernels
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
@@ -19,9 +20,7 @@ from glassformer.serve.engine import Encode, Engine, Request, page_memory
 from glassformer.serve.engine.page_memory import plan_memory
 from pages import check_pages
 
-GENERATORS = [
-    name for name, cfg in tiny.ALL.items() if cfg.head and name not in ("bert", "reader", "onward")
-]
+GENERATORS = [name for name, cfg in tiny.ALL.items() if cfg.head and not isinstance(cfg, c.Encoder)]
 TWO = set(tiny.OTHERS)
 # of log-probabilities, where torch's products decide: they sum in another order for other row
 # counts
@@ -192,7 +191,10 @@ def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes():
     assert stats.steps < stats.generated_tokens
 
 
-@pytest.mark.parametrize("name", ["bert", "reader", "onward", "llama", "pooled", "gru"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert", "modernbert", "albert", "esm", "reader", "onward", "llama", "pooled", "gru"],
+)
 def test_texts_side_by_side_are_encoded_as_alone(name):
     lot = random.Random(1)
     texts = [[lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 30))] for _ in range(12)]
@@ -200,7 +202,7 @@ def test_texts_side_by_side_are_encoded_as_alone(name):
     outputs = (
         ["vector", "hidden"]
         + ["logits"] * (model.head is not None)
-        + ["labels"] * (name in ("bert", "pooled"))
+        + ["labels"] * (model.config.pool is not None)
     )
     encodes = [Encode(text, output=output) for text in texts for output in outputs]
     with Engine(model, step_tokens=40) as engine:

@@ -1,4 +1,4 @@
-"""BART, mBART, M2M-100, PEGASUS and mT5 against transformers: weights both ways, and what is written
+"""BART, mBART, M2M-100, PEGASUS, LED, mT5 and umT5 against transformers: weights both ways, and what is written
 from the token that a target begins with."""
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ import re
 import pytest
 import torch
 
+import tiny
 from families.parity import VOCAB, shaken, transformers
 from families.test_parity_encoders import both_ways, equal_pairs
 from folders import edit_json
+from glassformer import config, generate
 from glassformer import families as recipes
-from glassformer import generate
 from glassformer.core.generation.beam import beam
+from glassformer.families.longformer import LongformerAttention
+from glassformer.families.modules.longformer import LongformerAttentionModule
 from glassformer.formats import store
 from glassformer.scale.cost import cost
 from mistakes import mistake
@@ -28,7 +31,9 @@ KINDS = {
     "MBart": {"scale_embedding": True, "decoder_layers": 1, "activation_function": "relu"},
     "M2M100": {},
     "Pegasus": {"scale_embedding": True},
+    "LED": {"attention_window": [4, 8], "max_encoder_position_embeddings": 40, "decoder_layers": 1},
     "MT5": {**T5_SIZES, "initializer_factor": 0.3, "num_decoder_layers": 1},
+    "UMT5": {**T5_SIZES, "initializer_factor": 1.0, "num_decoder_layers": 1},
 }
 # the first tokens of a target, as their config and their generation_config have them
 STARTS = {
@@ -36,7 +41,9 @@ STARTS = {
     "MBart": (57, None),
     "M2M100": (2, 58),
     "Pegasus": (0, None),
+    "LED": (2, None),
     "MT5": (0, None),
+    "UMT5": (0, None),
 }
 
 
@@ -47,7 +54,7 @@ def _no_grad():
 
 
 def build(name, **changes):
-    sizes = {"vocab_size": VOCAB} if name == "MT5" else SIZES
+    sizes = {"vocab_size": VOCAB} if name.endswith("MT5") else SIZES
     config = getattr(transformers, f"{name}Config")(**{**sizes, **KINDS[name], **changes})
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     if hasattr(model, "final_logits_bias"):
@@ -76,6 +83,39 @@ def test_files_of_a_bare_bart(tmp_path):
     model, _ = store.load(tmp_path)
     assert not model.config.head.bias
     equal_pairs(model, reference)
+
+
+def test_global_tokens_of_a_led(tmp_path):
+    """Theirs has them from its caller, ours from a word of its config.json."""
+    reference = build("LED")
+    reference.save_pretrained(tmp_path / "theirs")
+    edit_json(tmp_path / "theirs" / "config.json", global_tokens=2)
+    model, _ = store.load(tmp_path / "theirs")
+    store.save(model, tmp_path / "ours", layout="hf")
+    generator = torch.Generator().manual_seed(4)
+    source = torch.randint(3, VOCAB, (2, 20), generator=generator)
+    present = torch.arange(20) < torch.tensor([20, 13])[:, None]
+    target = source[:, :7].flip(1)
+    seen = (torch.arange(20) < 2).long().expand(2, -1)
+    inputs = {"attention_mask": present.long(), "decoder_input_ids": target}
+    apart = reference(source, **inputs).logits
+    expected = reference(source, **inputs, global_attention_mask=seen).logits
+    pos = torch.arange(20).masked_fill(~present, -1)
+    for folder in ("theirs", "ours"):
+        actual = store.load(tmp_path / folder)[0](target, source, source_pos=pos).logits
+        assert (actual - expected).abs().max() < 1e-5 < (actual - apart).abs().max()
+
+
+def test_what_a_led_here_has_not_is_one_sentence():
+    model = tiny.model(tiny.SINKS["led"])
+    assert isinstance(model.encoder.blocks[0].attn, LongformerAttentionModule)
+    assert [block.attn.tokens for block in model.encoder.blocks] == [0, 2]
+    source = tiny.tokens(1, 50)
+    with mistake("position 40 is past the 40 of its table; give 0 to 39"):
+        model(tiny.tokens(1, 41), source)
+    attention = LongformerAttention(4, mask=config.Window(3))
+    with mistake("LongformerAttention reads both sides"):
+        tiny.model(tiny.decoder(tiny.block(attention)))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -124,6 +164,10 @@ PUBLISHED = {
     "mt5/small": 300_176_768,
     "mt5/base": 582_401_280,
     "mt5/large": 1_229_581_312,
+    "led/base-16384": 161_844_480,
+    "led/large-16384": 459_801_600,
+    "umt5/small": 306_601_984,
+    "umt5/base": 592_043_520,
 }
 
 
@@ -149,6 +193,9 @@ def test_a_file_that_is_silent_begins_as_theirs(tmp_path):
         ("MBart", {"forced_bos_token_id": [1, 2]}, '"forced_bos_token_id" is [1, 2]; it must be'),
         ("M2M100", {"pad_token_id": -1}, '"pad_token_id" is -1; it must be the id of a token'),
         ("Pegasus", {"is_decoder": True}, '"is_decoder" is true, but'),
+        ("LED", {"attention_window": 3}, '"attention_window" is 3; it must be an even number'),
+        ("LED", {"attention_window": [4]}, '"attention_window" is [4]; it must be an even number'),
+        ("LED", {"global_tokens": -1}, '"global_tokens" is -1; it must be 0 or more'),
         ("MT5", {"decoder_start_token_id": 61}, '"decoder_start_token_id" is 61; it must be'),
     ],
 )

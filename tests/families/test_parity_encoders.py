@@ -4,6 +4,7 @@ models: theirs loaded here, ours loaded there; so are the keys of their config.j
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
+import tiny
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
 from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.checkpoints.headers import SINGLE
 from glassformer.core.nn import build_model
+from glassformer.core.nn.engines import ENGINES
+from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
+from glassformer.families.modules.disentangled import RelativeEmbeddingModule
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.scale.cost import cost
@@ -45,12 +50,13 @@ def equal_ends(actual, reference, side):
     present = padding(side)
     ids = tokens()
     segments = (torch.arange(24) > 7).long().expand(3, -1)
-    segments = segments % getattr(reference.config, "type_vocab_size", 1)
+    segments = segments % (getattr(reference.config, "type_vocab_size", 1) or 1)
     pos = real_positions(present)
     cfg = actual.config
     inputs = {"input_ids": ids, "attention_mask": present.long()}
     inputs |= {"token_type_ids": segments} if cfg.embed.segments else {}
-    if getattr(cfg.encoder.position, "start", 0):  # theirs counts what is not padding
+    # theirs counts what is not padding, and masked tokens wherever they are
+    if getattr(cfg.encoder.position, "start", 0) or hasattr(cfg.embed, "mask"):
         pad = reference.config.pad_token_id
         ids = ids.masked_fill(ids == pad, pad + 1).masked_fill(~present, pad)
         inputs["input_ids"] = ids
@@ -73,7 +79,7 @@ def equal_ends(actual, reference, side):
         close(local.logits[present], words[present])
     if tagged is not None:
         close(local.tagged[present], tagged.view(*local.tagged.shape)[present])
-    pooled = out.get("seq_relationship_logits", out.get("pooler_output"))
+    pooled = out.get("seq_relationship_logits", out.get("sop_logits", out.get("pooler_output")))
     if pooled is None and words is tagged is None and logits is not None:
         pooled = logits.T if choice else logits
     # theirs takes the first column, which is padding on the left
@@ -119,13 +125,84 @@ def test_bert_both_ways(name, tmp_path):
     kind, changes = TABLES["bert"][name]
     head = kind.replace("NextSentencePrediction", "SequenceClassification")
     head = head.replace("MultipleChoice", "SequenceClassification")  # the score of each choice
-    saved = "" if head == kind else head
+    # transformers writes the norms of an ESM under older names
+    saved = "" if head == kind and not kind.startswith("Esm") else head
     # the untied bias that transformers writes twice and reads once is written once
     untied = not changes.get("tie_word_embeddings", True)
-    unread = ("cls.predictions.bias", "lm_head.bias") if untied else ()
+    unread = ("cls.predictions.bias", "lm_head.bias", "predictions.bias") if untied else ()
     # theirs takes no positions there
     sides = ("right",) if kind == "DistilBertForMultipleChoice" else ("right", "left")
     both_ways(bert(kind, **changes), tmp_path, equal_ends, sides, saved, unread)
+
+
+def test_a_deberta_whose_head_has_newer_names(tmp_path):
+    """Theirs takes the same numbers under the older names."""
+    changes = {**DEBERTA, **DEBERTA_V3, "position_buckets": 8}
+    both_ways(
+        bert("DebertaV2ForMaskedLM", legacy=False, **changes),
+        tmp_path,
+        equal_ends,
+        saved="DebertaV2ForMaskedLM",
+    )
+
+
+def test_a_deberta_as_published_has_ends_that_theirs_ignores(tmp_path):
+    """Microsoft's files name no architecture and hold what they were trained with."""
+    reference = bert("DebertaV2Model", **DEBERTA, **DEBERTA_V3)
+    reference.save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", architectures=None)
+    stored = {f"deberta.{name}": x for name, x in files(tmp_path).items()}
+    ends = ("lm_predictions.lm_head", "mask_predictions")
+    layers = [f"{end}.{name}" for end in ends for name in ("dense", "LayerNorm")]
+    extra = {f"{layer}.{part}": torch.zeros(1) for layer in layers for part in ("weight", "bias")}
+    extra |= {"deberta.embeddings.position_embeddings.weight": torch.zeros(512, 32)}
+    extra |= {"mask_predictions.classifier.weight": torch.zeros(1, 32)}
+    extra |= {
+        name: torch.zeros(1) for name in ("mask_predictions.classifier.bias", f"{ends[0]}.bias")
+    }
+    save_file(stored | extra, tmp_path / "model.safetensors")
+    equal_ends(store.load(tmp_path)[0], reference, "right")
+
+
+@pytest.mark.parametrize("buckets, distance", [(256, 512), (8, 40), (5, 9), (2, 4)])
+def test_distances_lie_in_the_buckets_of_theirs(buckets, distance):
+    theirs = transformers.models.deberta_v2.modeling_deberta_v2.make_log_bucket_position
+    pos = torch.arange(2 * distance)[None]
+    away = pos[:, :, None] - pos[:, None]
+    table = RelativeEmbeddingModule(RelativeEmbedding(buckets, distance), 4, 1, False)
+    expected = (theirs(away, buckets, distance) + buckets).clamp(0, 2 * buckets - 1)
+    assert torch.equal(table.rows(pos, pos), expected.long())
+
+
+def test_disentangled_attention_stands_beside_a_table_of_distances():
+    cfg = tiny.SINKS["deberta"]
+    plain = replace(cfg, encoder=replace(cfg.encoder, position=config.NoPosition()))
+    with mistake("give the stack a RelativeEmbedding"):
+        tiny.model(plain)(tiny.tokens())
+    with mistake("leave kv_heads and qk_norm out"):
+        DisentangledAttention(4, 2, bias=True)
+    with mistake("set content_to_position = true"):
+        DisentangledAttention(4, bias=True, content_to_position=False, position_to_content=False)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"relative_attention": False}, '"relative_attention" is false, but a DeBERTa here'),
+        ({"conv_kernel_size": 3}, '"conv_kernel_size" is 3, but no convolution'),
+        ({"pos_att_type": "c2c"}, '"pos_att_type" is "c2c"; it must be c2p, p2c or both'),
+        ({"pos_att_type": []}, '"pos_att_type" is []; it must be c2p, p2c or both'),
+        ({"embedding_size": 16}, '"embedding_size" is 16, but a DeBERTa here has one width'),
+        ({"max_relative_positions": 5, "position_buckets": 8}, "RelativeEmbedding.distance is 5"),
+        ({"max_relative_positions": "all"}, '"max_relative_positions" is "all"; it must be'),
+        ({"norm_rel_ebd": "rms"}, '"norm_rel_ebd" is "rms"; it must be one of none, layer_norm'),
+    ],
+)
+def test_what_a_deberta_here_has_not_is_one_sentence(change, text, tmp_path):
+    bert("DebertaV2Model", **DEBERTA, **DEBERTA_V3).save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", **change)
+    with mistake(re.escape(text)):
+        store.load(tmp_path)
 
 
 # ------------------------------------------------------------------------------- labels for each
@@ -163,8 +240,25 @@ PUBLISHED = {
     "xlm-roberta/base": ("XLMRobertaForMaskedLM", 12, 768, 12, 250_002, 278_295_186),
     "xlm-roberta/large": ("XLMRobertaForMaskedLM", 24, 1024, 16, 250_002, 560_142_482),
     "nomic-bert/base": ("NomicBertForMaskedLM", 12, 768, 12, 30_528, 137_354_304),
+    "deberta/base": ("DebertaForMaskedLM", 12, 768, 12, 50_265, 139_244_121),
+    "deberta/large": ("DebertaForMaskedLM", 24, 1024, 16, 50_265, 406_264_921),
+    "deberta-v2/v3-xsmall": ("DebertaV2ForMaskedLM", 12, 384, 6, 128_100, 70_958_820),
+    "deberta-v2/v3-small": ("DebertaV2ForMaskedLM", 6, 768, 12, 128_100, 142_024_548),
+    "deberta-v2/v3-base": ("DebertaV2ForMaskedLM", 12, 768, 12, 128_100, 184_551_780),
+    "deberta-v2/v3-large": ("DebertaV2ForMaskedLM", 24, 1024, 16, 128_100, 435_191_908),
+    "deberta-v2/mdeberta-v3-base": ("DebertaV2ForMaskedLM", 12, 768, 12, 251_000, 279_061_880),
     "xlm-roberta/bge-m3": ("XLMRobertaModel", 24, 1024, 16, 250_002, 566_705_152),
 }
+
+
+DEBERTA = {
+    "relative_attention": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "max_position_embeddings": 512,
+}
+DEBERTA_V3 = {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -178,6 +272,8 @@ def test_published_sizes_of_encoders(name):
     if kind.startswith("DistilBert"):
         sizes = {DISTILBERT.get(key, key): n for key, n in sizes.items()}
         sizes |= {"max_position_embeddings": 512}
+    sizes |= DEBERTA if kind.startswith("Deberta") else {}
+    sizes |= DEBERTA_V3 if kind.startswith("DebertaV2") else {}
     bare = {} if "For" in kind else {"add_pooling_layer": False}
     sizes |= {"max_position_embeddings": 8194} if bare else {}
     with torch.device("meta"):
@@ -185,6 +281,20 @@ def test_published_sizes_of_encoders(name):
         reference = getattr(transformers, kind)(settings(**sizes), **bare)
     assert sum(weight.numel() for weight in reference.parameters()) == total
     assert cost(recipes.find(name)).total == total
+
+
+@pytest.mark.parametrize("name", TABLES["published"])
+def test_published_sizes_of_later_encoders(name):
+    """As transformers counts the shapes of the hub's config.json, but for what predicts contacts of
+    a protein."""
+    kind, settings, total = TABLES["published"][name]
+    with torch.device("meta"):
+        shape = getattr(transformers, kind.partition("For")[0] + "Config")(**settings)
+        reference = getattr(transformers, kind)(shape)
+    weights = {n: x.numel() for n, x in reference.named_parameters() if "contact_head" not in n}
+    stored = dict(reference.named_buffers()).get("esm.rotary_embeddings.inv_freq")
+    assert sum(weights.values()) == total
+    assert cost(recipes.find(name)).total == total + (0 if stored is None else stored.numel())
 
 
 # --------------------------------------------------------------------------------------------- T5
@@ -428,6 +538,50 @@ def test_a_nomic_bert_in_gpt2_s_words(tmp_path):
     reference = shaken(transformers.NomicBertModel(reference.config, add_pooling_layer=True))
     reference.save_pretrained(tmp_path)
     equal_ends(store.load(tmp_path)[0], reference, "right")
+
+
+def test_a_modernbert_in_the_words_of_its_first_files(tmp_path):
+    reference = bert("ModernBertForMaskedLM", pad_token_id=0, local_attention=8)
+    reference.save_pretrained(tmp_path)
+    later = ("layer_types", "rope_parameters", "dtype")
+    raw = {key: x for key, x in reference.config.to_dict().items() if key not in later}
+    older = {
+        "architectures": ["ModernBertForMaskedLM"],
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+        "position_embedding_type": "absolute",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw | older))
+    equal_ends(store.load(tmp_path)[0], reference, "left")
+
+
+def test_an_esm_as_the_hub_has_it(tmp_path):
+    """Frequencies in every block, in 16 bits, and a table of positions that nothing reads."""
+    reference = bert("EsmForMaskedLM", pad_token_id=1, position_embedding_type="rotary")
+    frequencies = reference.esm.rotary_embeddings.inv_freq
+    frequencies.copy_(frequencies.half().float())
+    reference.save_pretrained(tmp_path)
+    stored = {name: x for name, x in files(tmp_path).items() if "rotary" not in name}
+    for block in range(3):
+        name = f"esm.encoder.layer.{block}.attention.self.rotary_embeddings.inv_freq"
+        stored[name] = frequencies.clone()
+    stored["esm.embeddings.position_embeddings.weight"] = torch.randn(40, 32)
+    save_file(stored, tmp_path / "model.safetensors")
+    model, _ = store.load(tmp_path)
+    equal_ends(model, reference, "right")
+    store.save(model, tmp_path / "ours", layout="hf")
+    again = transformers.EsmForMaskedLM.from_pretrained(tmp_path / "ours").eval()
+    equal_ends(model, again, "right")
+    half = store.load(tmp_path, dtype="bfloat16")[0]
+    assert torch.equal(half.encoder.position.inv_freq, frequencies)
+
+
+def test_masked_tokens_of_an_esm_are_counted_in_one_process():
+    model = tiny.model(tiny.ALL["esm"])
+    model.engine = ENGINES["eager"]._replace(name="ring")
+    with mistake("MaskedEmbed counts the masked tokens of a whole document"):
+        model(tokens())
 
 
 def test_a_bert_without_its_pooler(tmp_path):

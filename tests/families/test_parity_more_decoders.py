@@ -243,6 +243,13 @@ def test_defaults_are_those_of_transformers(family):
                 ({"rope_parameters": {"rope_type": "default"}}, "no table for sliding_attention"),
             ],
             "stablelm/2-1.6b": [({"qk_layernorm": True}, '"qk_layernorm" is true')],
+            "cohere2/command-r7b": [
+                ({"sliding_window": None}, '"full_attention" everywhere without a window'),
+                ({"sliding_window_pattern": 0}, '"sliding_window_pattern" is 0'),
+            ],
+            "exaone4/32b": [({"layer_types": ["full_attention"]}, '"layer_types" is')],
+            "gpt_oss/20b": [({"swiglu_limit": "7"}, '"swiglu_limit" is "7"')],
+            "phimoe/3.5": [({"input_jitter_noise": 0.1}, '"input_jitter_noise" is 0.1')],
         }.items()
         for changes, text in rows
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from glassformer.core.nn import build_model
 from glassformer.core.training import train
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
+from glassformer.families.mechanisms import LoopedStack
 from glassformer.fast.training.execution import ExecutionSettings
 from glassformer.scale import owners, shard
 from glassformer.scale.mesh import ALONE, Mesh
@@ -36,7 +38,9 @@ ODD = c.Decoder(
     ),
     c.Head(tied=False, bias=True),
 )
-MODELS = {**tiny.DECODERS, "odd": ODD}
+LOOPED = tiny.decoder(tiny.LLAMA)
+LOOPED = replace(LOOPED, decoder=LoopedStack(**vars(LOOPED.decoder)))
+MODELS = {**tiny.DECODERS, "odd": ODD, "looped": LOOPED}
 
 
 def batches(rows, vocab, length=16):
@@ -116,6 +120,13 @@ def test_two_processes_make_the_bits_of_one(two, name, dtype, optimizer):
     alone = learned(ALONE, name, dtype, optimizer)
     for result in two.call(learned, name=name, dtype=dtype, optimizer=optimizer):
         assert result[1] == alone[1], [key for key in alone[1] if alone[1][key] != result[1][key]]
+        assert result[0] == alone[0]
+
+
+def test_two_processes_learn_a_block_that_is_passed_again(two):
+    alone = learned(ALONE, "looped", "float32", "AdamW")
+    for result in two.call(learned, name="looped", dtype="float32", optimizer="AdamW"):
+        assert result[1] == alone[1]
         assert result[0] == alone[0]
 
 

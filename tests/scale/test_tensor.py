@@ -27,8 +27,17 @@ from glassformer.core.config.objective import LoRA
 from glassformer.core.errors import UserError
 from glassformer.core.nn import makers
 from glassformer.core.training.loss import token_loss
+from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
+from glassformer.families.longformer import Global, LongformerAttention, SideTable
+from glassformer.families.mechanisms import (
+    FirstBlock,
+    LearnedWithBias,
+    LoopedStack,
+    MaskedEmbed,
+    StoredRotary,
+)
 from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
 from glassformer.families.routed import RoutedMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
@@ -180,16 +189,26 @@ WHOLE = {
         c.Encoder,
         c.EncoderDecoder,
         c.Init,
+        FirstBlock,
+        LearnedWithBias,
+        LoopedStack,
     ),
     "a few rows": (c.Pool, c.TokenHead),
     "few families have it": (
         LatentAttention,
+        DisentangledAttention,
+        RelativeEmbedding,
+        LongformerAttention,
+        Global,
+        SideTable,
         RoutedMoE,
         SinkAttention,
         ClampedMoE,
         SparseMixerMoE,
         GatedAttention,
         GatedExpert,
+        MaskedEmbed,
+        StoredRotary,
     ),
     "a step needs all of the state": (
         ShortConv,
@@ -265,6 +284,10 @@ def test_data_and_tensor(four):
 def test_what_does_not_divide_is_refused_in_a_sentence():
     with mistake("4 heads over 1 of keys and values cannot be cut in"):
         tensor.check(DECODERS["starcoder2"], 2)
+    with mistake("A block that is passed again is not cut"):
+        tensor.check(ALL["albert"], 2)
+    with mistake("A tied head is not cut where its table is in a MaskedEmbed"):
+        tensor.check(replace(ALL["esm"], head=c.Head()), 2)
     with mistake("hidden 64 is below"):
         tensor.check(
             replace(

@@ -49,7 +49,8 @@ def by_hand(model: Model, state: Tensor) -> Tensor:
         getattr(body, "last_norm", None), getattr(body_config(model), "last_norm", None), state
     )
     if head.transform:
-        x = model.head.transform.weight @ x + model.head.transform.bias
+        bias = model.head.transform.bias
+        x = model.head.transform.weight @ x + (0.0 if bias is None else bias)
         x = normed(model.head.norm, head.norm, x * 0.5 * (1 + torch.erf(x / math.sqrt(2))))
     table = model.embed.token.weight if head.tied else model.head.proj.weight
     x = table @ (x * head.scale)

@@ -43,8 +43,8 @@ def test_a_piece_asks_the_device_nothing(name, packed, asked_nothing):
         grads = backward(model, batch, Causal(), 0.0)
         unused = {name for name, p in model.named_parameters() if p.grad is None}
         assert grads.sum.device.type == "meta"
-        # a router's correction chooses: no gradient reaches it
-        unused = {name for name in unused if not name.endswith(".correction")}
+        # a router's correction chooses, stored frequencies do not train: no gradient reaches them
+        unused = {name for name in unused if not name.endswith((".correction", ".inv_freq"))}
         assert unused <= {"embed.segment.weight"}
 
 

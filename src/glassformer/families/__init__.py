@@ -15,14 +15,17 @@ from ..core.config import serial
 from ..core.config.model import long_scalings
 from ..core.errors import UserError, nearest, need
 from . import sentences
+from .albert import ALBERT
 from .bart import BART, M2M_100, MBART, PEGASUS
 from .bert import BERT
 from .bloom import BLOOM
 from .cohere2 import COHERE2
+from .deberta import DEBERTA, DEBERTA_V2
 from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .differences import differences
 from .distilbert import DISTILBERT
 from .electra import ELECTRA
+from .esm import ESM
 from .eurobert import EUROBERT
 from .exaone4 import EXAONE4
 from .falcon import FALCON
@@ -38,14 +41,17 @@ from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE
 from .keys import spelled_out
+from .led import LED
 from .lfm2 import LFM2
 from .llama import LLAMA
 from .mamba2 import MAMBA2
 from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
+from .modernbert import MODERNBERT
+from .mpnet import MPNET
 from .mpt import MPT
-from .mt5 import MT5
+from .mt5 import MT5, UMT5
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
@@ -57,7 +63,7 @@ from .phimoe import PHIMOE
 from .qwen import QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
 from .qwen3_next import QWEN3_NEXT
 from .recipe import ConfigReader as ConfigReader
-from .recipe import Held
+from .recipe import Held, Settings
 from .recipe import Recipe as Recipe
 from .roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from .smollm3 import SMOLLM3
@@ -109,8 +115,23 @@ DECODERS = (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
 )
-ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT, EUROBERT)
-PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
+ENCODERS = (
+    BERT,
+    ELECTRA,
+    DISTILBERT,
+    ROBERTA,
+    CAMEMBERT,
+    XLM_ROBERTA,
+    NOMIC_BERT,
+    EUROBERT,
+    MODERNBERT,
+    MPNET,
+    ALBERT,
+    ESM,
+    DEBERTA,
+    DEBERTA_V2,
+)
+PAIRS = (T5, MT5, UMT5, VASWANI, BART, MBART, M2M_100, PEGASUS, LED)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
 
 
@@ -224,7 +245,7 @@ def read_config(
         raise UserError(text if text.startswith(source) else f"{source}: {text}") from None
 
 
-def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[str, Any]]:
+def write_config(model: config.Model, family: str = "") -> tuple[Recipe, Settings]:
     """The recipe whose published layout holds this config, and its config.json.
 
     The layout of ``family`` is tried first, for several hold a Llama with a window. A layout holds

@@ -15,16 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.config.embed_head import Embed, Head
+from ..core.config.embed_head import Embed
 from ..core.config.feedforward import MLP, Activation
-from ..core.config.init import Init
-from ..core.config.model import Attention, Block, EncoderDecoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, EncoderDecoder, Model, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned, Sinusoidal
-from .keys import Key, read_keys, read_start, write_keys, write_start
+from .keys import Key, keys, only, read_keys, read_start, write_keys, write_start
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
-from .vaswani import BOTH_SIDES, act_key, pair_table, scale_key
+from .recipe import ConfigReader, Recipe, Settings
+from .vaswani import BOTH_SIDES, pair, pair_table, scale_key
 
 POSITIONS = "model.encoder.embed_positions.weight"  # PEGASUS' sines, as its files have them
 BIAS = "final_logits_bias"
@@ -51,16 +50,18 @@ class Kin:
         self, dim: int, layers: tuple[int, int], heads: int, hidden: int, vocab: int, context: int
     ) -> EncoderDecoder:
         """A model of these sizes, so many ``layers`` in the encoder and in the decoder."""
-        attention, norm = Attention(heads, bias=True), LayerNorm()
-        mlp = MLP(hidden, self.act, bias=True)
-        block = Block(attention, mlp, norm, "pre" if self.before else "post")
-        first, last = norm if self.normed else None, norm if self.before else None
-        encoder = Stack(layers[0], (block,), self._position(context), False, first, last, 0.1)
-        crossed = replace(block, cross=attention)
-        decoder = replace(encoder, depth=layers[1], pattern=(crossed,), causal=True)
-        embed = Embed(vocab, scale=dim**0.5 if self.scaled else 1.0)
-        init = Init(0.02, 0.02, "plain")
-        return EncoderDecoder(dim, context, embed, encoder, decoder, Head(), init)
+        mlp, norm = MLP(hidden, self.act, bias=True), LayerNorm()
+        return pair(
+            dim,
+            context,
+            Embed(vocab, scale=dim**0.5 if self.scaled else 1.0),
+            layers,
+            Block(Attention(heads, bias=True), mlp, norm, "pre" if self.before else "post"),
+            self._position(context),
+            first_norm=norm if self.normed else None,
+            last_norm=norm if self.before else None,
+            dropout=0.1,
+        )
 
     def _position(self, context: int) -> Learned | Sinusoidal:
         learned = isinstance(self.position, Learned)
@@ -70,15 +71,15 @@ class Kin:
     def keys(self) -> tuple[Key, ...]:
         """The words of its config.json."""
         return (
-            Key.only("tie_word_embeddings", True, "the head shares the embeddings' table here"),
-            Key.only("is_decoder", False, "a decoder here stands beside its encoder"),
+            only("tie_word_embeddings", True, "the head shares the embeddings' table here"),
+            only("is_decoder", False, "a decoder here stands beside its encoder"),
             *BOTH_SIDES,
             scale_key(self.default_scaled),
-            act_key(self.default_act),
-            Key("head_bias", "head.bias", lambda raw: _held(raw, "head_bias", BIAS)),
+            *keys(activation_function=self.default_act),
+            Key("", "head.bias", lambda raw: _held(raw, "head_bias", BIAS)),
         )
 
-    def read_config(self, raw: ConfigReader) -> Model:
+    def read_config(self, raw: ConfigReader) -> Any:
         """Its config.json as our config."""
         model = read_keys(raw, self.model(64, (1, 1), 1, 1, 1, 1024), self.keys)
         position: Any = self._position(model.context)
@@ -88,18 +89,16 @@ class Kin:
             position = replace(position, offset=pad + 1)
         elif self.position != TABLE and _held(raw, "learned_positions", POSITIONS):
             position = Learned(model.context)
-        sides: dict[str, Any] = {
+        sides: Settings = {
             name: replace(stack, position=position) for name, stack in stacks(model).items()
         }
         return replace(model, **sides, start=read_start(raw, self.default_start))
 
-    def write_config(self, model: Model) -> dict[str, Any]:
+    def write_config(self, model: Model) -> Settings:
         """Our config as its config.json, as far as that can say it."""
         position = stacks(model)["encoder"].position
         unknown = {"decoder_start_token_id": None}  # not what theirs takes for an absent word
-        raw = {**write_keys(model, self.keys), **unknown, **write_start(model)}
-        if not raw["head_bias"]:
-            del raw["head_bias"]
+        raw = {**write_keys(model, self.keys), **unknown, **write_start(model), **bias(model)}
         if isinstance(position, Learned) and self.position != TABLE:
             raw["learned_positions"] = True
         offset = getattr(position, "offset", 0)
@@ -110,6 +109,11 @@ def _held(raw: ConfigReader, word: str, *names: str) -> bool:
     """True where the files hold weights that they may lack; a ``word`` of ours says it alone."""
     stated: bool = raw.flag(word, False)
     return stated if raw.weights is None else any(map(raw.holds, names))
+
+
+def bias(model: Model) -> Settings:
+    """A word of ours for a bias of the head, which the files of most lack."""
+    return {"head_bias": True} if model.head and model.head.bias else {}
 
 
 def table(model: Model) -> Table:

@@ -8,46 +8,33 @@ What the model says depends on its ends: words under masks (``head``), next sent
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
 from ..core.config.init import Init
-from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, Encoder, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Learned
+from . import encoders
 from .encoders import (
-    ANSWERS,
     CHOICE,
+    HEADS,
     LABELS,
-    MASKED,
-    TOKENS,
-    architectures,
     head_of,
+    label_layers,
+    moved,
     read_heads,
-    tags,
     trunk,
-    weight_and_bias,
+    words_head,
     write_heads,
 )
-from .keys import (
-    ACTIVATIONS,
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
-    read_keys,
-    write_keys,
-)
-from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from .keys import Section, Words, key, keys, only
+from .names import Table
+from .recipe import MISSING, ConfigReader, Recipe, Settings
 
 CASED, UNCASED = 28_996, 30_522  # tokens
 PRETRAINING, NEXT_SENTENCE = "PreTraining", "NextSentencePrediction"
-BLOCK = "encoder.pattern"
 
 
 def bert(dim: int, depth: int, heads: int, vocab: int = UNCASED) -> Encoder:
@@ -68,51 +55,34 @@ def sentences(depth: int) -> Encoder:
     return replace(bert(384, depth, 12), context=256, head=None, pool=Pool("mean", normalize=True))
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A BERT config.json as our config: the architecture says which ends there are, and so do the
-    weights beside it.
-
-    ``hidden_dropout_prob`` is the stack's one dropout.
-    """
-    trunk, head = read_trunk(raw), head_of(raw)
-    act = ACTIVATIONS[raw.value("hidden_act", "gelu")]
-    words = Head(
-        raw.flag("tie_word_embeddings", True),
-        bias=True,
-        transform=act,
-        norm=stacks(trunk)["encoder"].first_norm,
-    )
-    model = read_heads(raw, trunk, words, "tanh")
+def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
+    """The model with the ends that its architecture names, or the weights beside it."""
+    head = head_of(raw)
+    model = read_heads(raw, trunk, "tanh")
     if head == PRETRAINING or (not head and raw.holds("cls.predictions.bias")):
-        model = replace(model, head=words)
+        tied = raw.flag("tie_word_embeddings", True)
+        model = replace(model, head=replace(words_head(trunk), tied=tied))
     return model if head in (LABELS, CHOICE) else replace(model, pool=read_pool(raw, head))
 
 
-KEYS = (
-    Key.only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
-    Key.only("is_decoder", False, "a BERT here sees both sides of every token"),
-    Key.only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
-    Key.integer("hidden_size", "dim"),
-    Key.integer("num_hidden_layers", "encoder.depth", most=MOST_BLOCKS),
-    Key.integer("num_attention_heads", f"{BLOCK}.attention.heads", most=MOST_HEADS),
-    Key.integer("intermediate_size", f"{BLOCK}.feedforward.hidden", most=MOST_HIDDEN),
-    Key.integer(
-        "max_position_embeddings", "context encoder.position.length", 512, most=MOST_POSITIONS
+SHARED = (
+    only("is_decoder", False, "a BERT here sees both sides of every token"),
+    only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
+    *keys(
+        "hidden_size num_hidden_layers num_attention_heads intermediate_size",
+        max_position_embeddings=512,
+        type_vocab_size=2,
+        vocab_size=MISSING,
+        hidden_act="gelu",
+        layer_norm_eps=1e-12,
+        dropout=key("hidden_dropout_prob attention_probs_dropout_prob", 0.1, "dropout"),
+        initializer_range=0.02,
     ),
-    Key.integer("type_vocab_size", "embed.segments", 2),
-    Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
-    Key.activation("hidden_act", f"{BLOCK}.feedforward.act", "gelu"),
-    Key.number("layer_norm_eps", f"{BLOCK}.norm.eps encoder.first_norm.eps", 1e-12, most=1.0),
-    Key.number(
-        "hidden_dropout_prob attention_probs_dropout_prob", "encoder.dropout", 0.1, most=0.99
-    ),
-    Key.std("initializer_range"),
 )
-
-
-def read_trunk(raw: ConfigReader) -> Encoder:
-    """Config of the layers that BERT and its kin share, without heads."""
-    return read_keys(raw, replace(bert(128, 2, 2), head=None, pool=None), KEYS)
+KEYS = (
+    only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+    *SHARED,
+)
 
 
 def read_pool(raw: ConfigReader, head: str) -> Pool | None:
@@ -129,64 +99,36 @@ def read_pooler(raw: ConfigReader, prefix: str) -> Pool | None:
     return Pool("first", "tanh") if held and raw.flag("add_pooling_layer", True) else None
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
-    """Our config as a BERT config.json, as far as that can say it."""
-    raw = {**write_heads(model, "Bert"), **write_trunk(model)}
+def write_ends(model: Encoder) -> Settings:
+    """Settings of the ends that a model has."""
+    raw = write_heads(model, "Bert")
     if model.head is not None and model.pool is not None:
-        raw["architectures"] = ["BertForPreTraining"]
+        raw["architectures"] = [f"BertFor{PRETRAINING}"]
     return raw
 
 
-def write_trunk(model: Encoder) -> dict[str, Any]:
-    """Settings that BERT and its kin share."""
-    return write_keys(model, KEYS)
+TRUNK = replace(bert(128, 2, 2), head=None, pool=None)
+WORDS = Words(TRUNK, KEYS, [Section(read_ends, write_ends)])
 
 
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
-_PARTS = {
-    _POOLER: "pool.transform",
-    f"{_WORDS}.transform.dense": "head.transform",
-    f"{_WORDS}.transform.LayerNorm": "head.norm",
-}
 
 
 def table(model: Encoder) -> Table:
-    """The names of the weights; how labels and the head's bias are called depends on the ends there
-    are."""
+    """The names of the weights; how labels are called depends on the ends there are."""
     labels = "classifier" if model.head is None else _NEXT
-    label_layer = (
-        {labels: "pool.proj"}
-        if model.token_head is None
-        else {tags(model.token_head): "token_head.proj"}
-    )
-    bias, copy = f"{_WORDS}.bias", f"{_WORDS}.decoder.bias"
-    if model.head is not None and not model.head.tied:
-        bias, copy = copy, bias
-    all_rules = (
-        *trunk("bert"),
-        *rules({**_PARTS, **label_layer}),
-        NameRule(f"{_WORDS}.decoder.weight", "head.proj.weight"),
-        NameRule(bias, "head.proj.bias"),
-    )
-    unused = weight_and_bias(
-        _POOLER,
-        _NEXT,
-        f"{_WORDS}.transform.dense",
-        f"{_WORDS}.transform.LayerNorm",
-        f"{_WORDS}.decoder",
-    )
-    # of an untied head, a leftover that transformers writes and never reads
-    unused += ("bert.embeddings.position_ids", f"{_WORDS}.bias")
-    older = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
+    renamed = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
     if model.head is None and model.pool is not None and model.pool.labels:
-        older += zip(weight_and_bias(_NEXT), weight_and_bias(labels), strict=True)
-    copies = ((f"{_WORDS}.decoder.weight", "bert.embeddings.word_embeddings.weight"), (copy, bias))
-    return Table(
-        all_rules,
-        unused,
-        copies if model.head is not None and model.head.tied else (),
-        prefix="bert.",
-        renamed=tuple(older),
+        renamed += moved(_NEXT, labels)
+    return encoders.table(
+        model,
+        "bert",
+        _WORDS,
+        (f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm"),
+        trunk("bert"),
+        {_POOLER: "pool.transform", **label_layers(model, {labels: "pool.proj"})},
+        (_POOLER, _NEXT),
+        renamed,
     )
 
 
@@ -206,14 +148,10 @@ BERT = Recipe(
         "minilm-l6": sentences(6),
         "minilm-l12": replace(sentences(12), context=128),
     },
-    architectures=architectures(
-        "Bert", PRETRAINING, MASKED, LABELS, NEXT_SENTENCE, CHOICE, TOKENS, ANSWERS
-    ),
-    model_type="bert",
+    family="Bert",
+    heads=(PRETRAINING, *HEADS, NEXT_SENTENCE),
     tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
     checkpoint="google-bert/bert-base-uncased",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
     weights=table,
-    bare=("BertModel",),
 )

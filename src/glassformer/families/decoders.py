@@ -7,17 +7,17 @@ own words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.config import serial
-from ..core.config.feedforward import Activation
+from ..core.config.embed_head import Embed, Head
 from ..core.config.init import Init
 from ..core.config.mask import Full, MaskRule, Window
-from ..core.config.model import Attention, Block, Decoder, Model, Stack, stacks
-from ..core.config.position import Rotary
+from ..core.config.model import Block, Decoder, Encoder, Model, Stack, stacks
+from ..core.config.position import NoPosition, Position, Rotary
 from ..core.config.scaling import (
     LinearScaling,
     Llama3Scaling,
@@ -27,195 +27,320 @@ from ..core.config.scaling import (
 )
 from ..core.errors import UserError, need
 from .keys import (
-    ACTIVATIONS,
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
     MOST_POSITIONS,
-    MOST_TOKENS,
     Key,
+    Section,
+    Words,
+    key,
+    keys,
     read_keys,
+    revise,
     write_keys,
 )
-from .names import NameRule, Table, rules
-from .recipe import ConfigReader, tile
+from .names import NameRule, Names, Table, rules
+from .recipe import ConfigReader, Settings, tile
 
+M = TypeVar("M", bound=Model)
 INIT = Init(0.02, 0.02, "plain")
 SCALINGS = ("default", "linear", "llama3", "yarn")
 LONGROPE = ("longrope", "su")
 # a token turns otherwise once the text grows long: no cache can hold that
 BY_LENGTH = ("dynamic", *LONGROPE)
-BLOCK = "decoder.pattern"
-ATTN, FFN = f"{BLOCK}.attention", f"{BLOCK}.feedforward"
+
+
+def decoder(
+    dim: int,
+    depth: int,
+    context: int,
+    vocab: int,
+    pattern: Block | Sequence[Block],
+    position: Position,
+    head: Head = Head(tied=False),
+    scale: float = 1.0,
+    **stack: Any,
+) -> Decoder:
+    """A decoder of these blocks, whose last norm is theirs; ``scale`` multiplies the embeddings."""
+    blocks = (pattern,) if isinstance(pattern, Block) else tuple(pattern)
+    body = Stack(depth, blocks, position, **{"last_norm": blocks[0].norm, **stack})
+    return Decoder(dim, context, Embed(vocab, scale=scale), body, head, INIT)
+
 
 # ---------------------------------------------------------------------------------- config.json, in
 
 
-def eps(name: str, default: float, more: str = "") -> Key:
-    """The eps of all norms; ``more`` places than every model has."""
-    return Key.number(name, f"{BLOCK}.norm.eps decoder.last_norm.eps {more}", default, most=1.0)
+def rotary(
+    theta: float = 10_000.0, fraction: float | None = None, kinds: Sequence[str] = SCALINGS
+) -> Key:
+    """Rotary positions; ``fraction`` of each head turns where the file says nothing, None: all of
+    it in any file."""
+    names = "" if fraction is None else "partial_rotary_factor"
+    return turned(lambda raw: read_rotary(raw, theta, fraction, kinds), names)
 
 
-def rotary(theta: float = 10_000.0) -> Key:
-    """Rotary positions that turn all of each head; ``write`` has them in words."""
-    return Key("", "decoder.position", lambda raw: read_rotary(raw, theta))
-
-
-def part_rotary(fraction: float, kinds: Sequence[str] = SCALINGS) -> Key:
-    """Rotary positions that turn a share of each head, ``fraction`` where the file says nothing."""
-    parse = partial(read_rotary, fraction=fraction, kinds=kinds)
-    return Key(
-        "partial_rotary_factor",
-        "decoder.position",
-        parse,
-        lambda position: position.get("fraction", 1.0),
-    )
-
-
-def grouped(default: int | None) -> Key:
-    """Key-value heads; where the file says nothing ``default``, or as many as heads."""
-
-    def parse(raw: ConfigReader) -> Any:
-        heads = unsaid(raw, "num_key_value_heads", default) or raw.integer(
-            "num_attention_heads", most=MOST_HEADS
-        )
-        return raw.integer("num_key_value_heads", heads)
-
-    return Key("num_key_value_heads", f"{ATTN}.kv_heads", parse)
+def turned(parse: Callable[[ConfigReader], Any], names: str = "") -> Key:
+    """Rotary positions that the file has in words of its own; ``names``: of the share that turns."""
+    return Key(names, "position", parse, lambda position: position.get("fraction", 1.0))
 
 
 def window(default: int | None = None) -> Key:
     """One sliding window for every block, or none; ``default`` where the file does not say."""
 
     def parse(raw: ConfigReader) -> MaskRule:
-        size = raw.integer(
-            "sliding_window", unsaid(raw, "sliding_window", default), most=MOST_POSITIONS
-        )
+        size = window_of(raw, default)
         return Full() if size is None else Window(size)
 
     return Key(
         "sliding_window",
-        f"{ATTN}.mask",
+        "attention.mask",
         parse,
         lambda mask: mask["size"] if mask["type"] == "Window" else None,
     )
 
 
-def keys(
-    *more: Key,
-    context: int,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    tied: bool = False,
-    mlp: str = FFN,
-    act: str = "silu",
-    acts: Mapping[str, Activation] = ACTIVATIONS,
-    act_names: str = "hidden_act",
-    eps: Key = eps("rms_norm_eps", 1e-6),
-    rotary: Key = rotary(),
+def window_of(raw: ConfigReader, default: int | None) -> Any:
+    """``sliding_window``: null is none, ``default`` where the file does not say."""
+    unsaid = None if "sliding_window" in raw.table else default
+    return raw.integer("sliding_window", unsaid, most=MOST_POSITIONS)
+
+
+def write_rope(model: Model) -> Settings:
+    """Rotary positions in the words of transformers 4, which version 5 reads as well."""
+    position = rotary_of(model)
+    return {"rope_theta": position.theta, "rope_scaling": write_scaling(position.scaling)}
+
+
+def rotary_of(model: Model) -> Rotary:
+    """The rotary positions of the first stack, the usual ones where it has others."""
+    position = next(iter(stacks(model).values())).position
+    return position if isinstance(position, Rotary) else Rotary()
+
+
+def write_rope_table(model: Model, theta_first: bool = False) -> Settings:
+    """Rotary positions in the words of transformers 5."""
+    return {"rope_parameters": write_scheme(rotary_of(model), theta_first)}
+
+
+def write_scheme(position: Rotary, theta_first: bool = False) -> Settings:
+    """Rotary positions as a table of ``rope_parameters``."""
+    table, theta = write_scaling(position.scaling), {"rope_theta": position.theta}
+    table = table or {"rope_type": "default"}
+    return {**theta, **table} if theta_first else {**table, **theta}
+
+
+ROPE, ROPE_TABLE = Section(encode=write_rope), Section(encode=write_rope_table)
+
+
+def _no_dropout(raw: ConfigReader) -> float:
+    raw.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
+    return 0.0
+
+
+LLAMA = (
+    *keys(
+        "hidden_size num_hidden_layers num_attention_heads",
+        num_key_value_heads=None,
+        head_dim=None,
+    ),
+    *keys(
+        "intermediate_size max_position_embeddings vocab_size",
+        hidden_act="silu",
+        tie_word_embeddings=False,
+        initializer_range=0.02,
+    ),
+    Key("", "dropout", _no_dropout),
+    rotary(),
+    *keys(rms_norm_eps=1e-6),
+)
+
+
+def words(
+    template: Decoder | Encoder,
+    *more: Key | Section,
+    shared: Sequence[Key] = LLAMA,
+    without: str = "",
+    needed: str = "",
     dropouts: str = "",
-) -> tuple[Key, ...]:
-    """The words that decoders share, and ``more`` of the family's; numbers are its own where a file
-    says nothing.
+    dropout: float = 0.0,
+    rope: Section = ROPE,
+    even: str = "",
+    **defaults: Any,
+) -> Words:
+    """The words of a family: those that decoders share, but for ``without``, and its own.
 
-    ``mlp``: where the network of a feed-forward is. ``dropouts``: what the family calls them, first
-    the one that is the stack's here; none: the file must not ask for any.
+    A word of the family's takes the place of the shared word that fills the same place of our
+    config. ``template``: its first block is what a file changes. ``dropouts``: what the family calls
+    them, first the one that is the stack's here; none: the file must not ask for any. ``even``: the
+    layout's name where heads must divide the width.
     """
-    none = Key.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
-    return (
-        Key.integer("hidden_size", "dim"),
-        Key.integer("num_hidden_layers", "decoder.depth", most=MOST_BLOCKS),
-        Key.integer("num_attention_heads", f"{ATTN}.heads", most=MOST_HEADS),
-        grouped(kv_heads),
-        Key.integer("head_dim", f"{ATTN}.head_dim", head_dim, most=MOST_HEADS),
-        Key.integer("intermediate_size", f"{mlp}.hidden", most=MOST_HIDDEN),
-        Key.integer("max_position_embeddings", "context", context, most=MOST_POSITIONS),
-        Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
-        Key.activation(act_names, f"{mlp}.act", act, acts),
-        Key.flag("tie_word_embeddings", "head.tied", tied),
-        Key.std("initializer_range"),
-        Key.number(dropouts, "decoder.dropout", 0.0, most=0.99) if dropouts else none,
-        rotary,
-        eps,
-        *more,
-    )
-
-
-def without(keys: Sequence[Key], names: str) -> tuple[Key, ...]:
-    """The words but for those that a family's files do not have."""
-    return tuple(key for key in keys if key.names not in names.split())
-
-
-def config_reader(model: Decoder, keys: Sequence[Key]) -> Callable[[ConfigReader], Model]:
-    """``read_config`` of a family that says no more than its keys."""
-    return lambda raw: read_keys(raw, model, keys)
-
-
-def write(model: Model, keys: Sequence[Key]) -> dict[str, Any]:
-    """The words of ``keys``, and those of rotary positions; UserError for a model without a head."""
-    position = stack(model).position
-    rotary = position if isinstance(position, Rotary) else Rotary()
-    return {
-        **write_keys(model, keys),
-        "rope_theta": rotary.theta,  # in the words of transformers 4, which version 5 reads as well
-        "rope_scaling": write_scaling(rotary.scaling),
+    body: Settings = {
+        template.main_body: replace(stack(template), depth=1, pattern=stack(template).pattern[:1])
     }
+    family = (*more, *([key(dropouts, dropout, "dropout")] if dropouts else []))
+    own_keys = (item for item in family if isinstance(item, Key))
+    entries = revise(shared, *own_keys, without=without, needed=needed, **defaults)
+    sections = [rope, *(item for item in family if isinstance(item, Section))]
+    if even:
+        sections.insert(0, Section(encode=partial(even_heads, layout=even)))
+    return Words(replace(template, **body), entries, sections)
 
 
-def writer(keys: Sequence[Key]) -> Callable[[Model], dict[str, Any]]:
-    """``write_config`` of a family that says no more than its keys."""
-    return lambda model: write(model, keys)
-
-
-def unsaid(raw: ConfigReader, key: str, default: Any) -> Any:
-    """Default of a key that may be null: ``default`` only where the key is absent."""
-    return None if key in raw.table else default
-
-
-def read_windows(raw: ConfigReader, size: int | None, slides: Sequence[bool]) -> list[MaskRule]:
-    """Mask rules block by block from ``layer_types``; from ``slides`` where the file does not
-    say."""
-    kinds = raw.value("layer_types", None)
-    valid = isinstance(kinds, list) and all(
-        kind in ("full_attention", "sliding_attention") for kind in kinds
-    )
-    fits = kinds is None or (valid and len(kinds) == len(slides))
+def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> list[MaskRule]:
+    """Mask rules block by block from ``layer_types``; from ``early`` where the file does not say."""
+    kinds = listed("full_attention", "sliding_attention", lambda *_: [not slide for slide in early])
+    full = kinds.decode(raw, len(early)) or ()
     raw.must(
-        fits,
-        "layer_types",
-        f'a list of {len(slides)} times "full_attention" or "sliding_attention"',
-    )
-    if kinds is not None:
-        slides = [kind == "sliding_attention" for kind in kinds]
-    raw.must(
-        size is not None or not any(slides),
+        size is not None or all(full),
         "layer_types",
         '"full_attention" everywhere without a window',
     )
-    return [Window(size) if slide and size is not None else Full() for slide in slides]
+    return [Full() if is_full or size is None else Window(size) for is_full in full]
 
 
-def read_kinds(raw: ConfigReader, kinds: Sequence[str], second: Sequence[bool]) -> list[str]:
-    """``layer_types`` of two kinds; where the file does not say, from ``second``."""
-    listed = raw.value("layer_types", [kinds[is_second] for is_second in second])
-    fits = isinstance(listed, list) and len(listed) == len(second)
-    fits = fits and all(kind in kinds for kind in listed)
-    raw.must(fits, "layer_types", f"a list of {len(second)} times {' or '.join(kinds)}")
-    return list(listed)
+def blocks_of(model: Any) -> list[Block]:
+    """Every block of the stack."""
+    blocks = stack(model)
+    return [blocks.block(i) for i in range(blocks.depth)]
 
 
-def with_masks(model: Decoder, mask_rules: Sequence[MaskRule]) -> list[Block]:
-    """The model's first block once for each rule, with that rule."""
-    block = first_block(model)
-    return [
-        replace(block, attention=replace(block.attention, mask=mask_rule))
-        for mask_rule in mask_rules
-    ]
-
-
-def with_blocks(model: Decoder, blocks: Sequence[Block]) -> Decoder:
+def with_blocks(model: M, blocks: Sequence[Block]) -> M:
     """The model with these blocks."""
-    return replace(model, decoder=replace(stack(model), pattern=tile(blocks)))
+    body = replace(stack(model), depth=len(blocks), pattern=tile(blocks))
+    changed: Any = {model.main_body: body}
+    return replace(model, **changed)
+
+
+def with_masks(model: M, masks: Sequence[MaskRule]) -> M:
+    """The model whose blocks have these rules, one each."""
+    pairs = zip(blocks_of(model), masks, strict=True)
+    return with_blocks(
+        model,
+        [replace(block, attention=replace(block.attention, mask=mask)) for block, mask in pairs],
+    )
+
+
+def slides(block: Block) -> bool:
+    """True for a block with a window."""
+    return isinstance(block.attention.mask, Window)
+
+
+def windows(
+    default: int = 4096,
+    every: int = 4,
+    word: str = "",
+    local: Callable[[ConfigReader], Rotary] | None = None,
+    still: bool = False,
+    optional: bool = False,
+    required: bool = True,
+) -> Section:
+    """``sliding_window`` and ``layer_types``: all blocks but the last of ``every`` slide a window
+    where the file says nothing; ``word`` is the file's for ``every``.
+
+    ``local``: the positions of blocks with a window. ``still``: the blocks without one know none.
+    ``optional``: nothing slides without the size of a window, and then no block is still.
+    ``required``: the size is written where no block slides.
+    """
+
+    def decode(raw: ConfigReader, model: Any) -> Any:
+        size, depth = window_of(raw, default), stack(model).depth
+        lacks_kinds = not optional or (size is not None and raw.value("layer_types", None) is None)
+        step = raw.integer(word, every) if word and lacks_kinds else every
+        early = [(i + 1) % step != 0 and (size is not None or not optional) for i in range(depth)]
+        model = with_masks(model, read_windows(raw, size, early))
+        still_position = NoPosition() if still and (size is not None or not optional) else None
+        near = local(raw) if local else None
+        near = None if near == stack(model).position else near
+        return with_blocks(
+            model,
+            [
+                replace(block, position=near if slides(block) else still_position)
+                for block in blocks_of(model)
+            ],
+        )
+
+    def encode(model: Model) -> Settings:
+        still_blocks = any(block.position for block in stack(model).pattern)
+        has_size = still_blocks if optional else required
+        size = window_size(model) or (default if has_size else None)
+        return {"sliding_window": size, "layer_types": write_windows(model)}
+
+    return Section(decode, encode)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The words of a config.json that say of each block whether it is of a kind; None: no block is,
+    and the file says nothing of that kind."""
+
+    decode: Callable[[ConfigReader, int], Sequence[bool] | None]
+    encode: Callable[[Sequence[bool]], Settings]
+
+
+def listed(first: str, second: str, default: Callable[[ConfigReader, int], Any]) -> Choice:
+    """``layer_types`` of two kinds: True for ``first``; ``default`` where the file does not say."""
+
+    def decode(raw: ConfigReader, depth: int) -> list[bool]:
+        kinds = {True: first, False: second}
+        unsaid = [kinds[is_first] for is_first in default(raw, depth)]
+        names = raw.value("layer_types", unsaid)
+        fits = isinstance(names, list) and len(names) == depth
+        fits = fits and all(name in (first, second) for name in names)
+        raw.must(fits, "layer_types", f'a list of {depth} times "{first}" or "{second}"')
+        return [name == first for name in names]
+
+    return Choice(
+        decode,
+        lambda choices: {"layer_types": [first if is_first else second for is_first in choices]},
+    )
+
+
+def _steps(raw: ConfigReader, depth: int) -> list[bool]:
+    dense, step = raw.value("mlp_only_layers", []), raw.integer("decoder_sparse_step", 1)
+    raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
+    return [i not in dense and (i + 1) % step == 0 for i in range(depth)]
+
+
+def _write_steps(mixtures: Sequence[bool]) -> Settings:
+    dense = [i for i, is_mixture in enumerate(mixtures) if not is_mixture]
+    return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
+
+
+SPARSE = Choice(_steps, _write_steps)
+"""Mixtures in every so many blocks, but for a list of dense ones."""
+
+
+def variant(
+    slot: str,
+    template: Any,
+    entries: Sequence[Key],
+    choice: Choice,
+    make: Callable[[ConfigReader, Any], Any] = lambda raw, usual: None,
+    missing: str = "",
+) -> Section:
+    """Blocks with another layer in a ``slot`` than the first block has, where ``choice`` says so.
+
+    ``entries`` are the words of that layer, the template's places; ``make`` has what the slot holds
+    otherwise, and makes the template. ``missing`` refuses a model without such a block.
+    """
+
+    def decode(raw: ConfigReader, model: Any) -> Any:
+        usual = getattr(first_block(model), slot)
+        chosen = choice.decode(raw, stack(model).depth)
+        if chosen is None:
+            return model
+        layer = read_keys(raw, make(raw, usual) or template, entries)
+        pairs = zip(blocks_of(model), chosen, strict=True)
+        return with_blocks(
+            model, [replace(block, **{slot: layer}) if is_it else block for block, is_it in pairs]
+        )
+
+    def encode(model: Any) -> Settings:
+        layers = [getattr(block, slot) for block in blocks_of(model)]
+        chosen = [isinstance(layer, type(template)) for layer in layers]
+        need(any(chosen) or not missing, missing)
+        layer = next((layer for layer in layers if isinstance(layer, type(template))), template)
+        return {**write_keys(layer, entries), **choice.encode(chosen)}
+
+    return Section(decode, encode)
 
 
 def read_rotary(
@@ -261,30 +386,19 @@ def read_schemes(raw: ConfigReader, local: float, theta: float) -> tuple[Rotary,
         any(name in tables.table for name in names),
         f"{tables.source} has no table for {' or '.join(names)}; add one.",
     )
-    windowed, others = (
+    near, far = (
         read_rotary(ConfigReader({"rope_parameters": tables.value(name, {})}, raw.source), default)
         for name, default in names.items()
     )
-    return windowed, others
+    return near, far
 
 
-def with_local(model: Decoder, blocks: Sequence[Block], local: Rotary) -> list[Block]:
-    """The blocks, those with a window turned by ``local`` where the stack turns otherwise."""
-    position = None if local == stack(model).position else local
-    return [
-        replace(block, position=position) if isinstance(block.attention.mask, Window) else block
-        for block in blocks
-    ]
-
-
-def local_scheme(model: Model) -> Rotary | None:
-    """The scheme of blocks with a window, None where no block has one."""
+def local_scheme(model: Model, theta: float) -> Rotary:
+    """The scheme of blocks with a window, that of ``theta`` where no block has one."""
     schemes = (
-        block.position or stack(model).position
-        for block in stack(model).pattern
-        if isinstance(block.attention.mask, Window)
+        block.position or rotary_of(model) for block in stack(model).pattern if slides(block)
     )
-    return next((scheme for scheme in schemes if isinstance(scheme, Rotary)), None)
+    return next((scheme for scheme in schemes if isinstance(scheme, Rotary)), Rotary(theta))
 
 
 def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
@@ -294,12 +408,12 @@ def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     length = rope.integer("original_max_position_embeddings", length, most=MOST_POSITIONS)
     factor = rope.number("factor", positions / length, least=1e-3)
     size = rope.number("attention_factor", None, least=1e-3, most=1e3)
-    for key in ("short_factor", "long_factor"):
-        factors = rope.value(key)
+    for word in ("short_factor", "long_factor"):
+        factors = rope.value(word)
         bounds = type(factors) is list and all(
             type(value) in (int, float) and 1e-3 <= value <= 1e6 for value in factors
         )
-        rope.must(bounds, key, "a list of numbers, one for each wave")
+        rope.must(bounds, word, "a list of numbers, one for each wave")
     short, long = rope.value("short_factor"), rope.value("long_factor")
     return LongRopeScaling(short, long, length, factor, size)
 
@@ -323,8 +437,8 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
     length = rope.integer("original_max_position_embeddings", most=MOST_POSITIONS)
     if kind == "llama3":
         return Llama3Scaling(factor, low, high, length)
-    for key in ("mscale", "mscale_all_dim"):
-        rope.only(key, None, 'the size here is "attention_factor"')
+    for word in ("mscale", "mscale_all_dim"):
+        rope.only(word, None, 'the size here is "attention_factor"')
     fast = rope.number("beta_fast", 32.0, least=1e-3)
     slow = rope.number("beta_slow", 1.0, least=1e-3)
     rope.must(slow < fast, "beta_slow", f"below beta_fast ({fast:g})")
@@ -335,11 +449,12 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def even_heads(model: Model, layout: str) -> None:
-    """Refuse heads that do not divide the width, where transformers does."""
+def even_heads(model: Model, layout: str) -> Settings:
+    """No words: refuse heads that do not divide the width, where transformers does."""
     heads = first_block(model).attention.heads
     if model.dim % heads:
         raise UserError(f"The {layout} layout needs heads ({heads}) that divide dim ({model.dim}).")
+    return {}
 
 
 def window_size(model: Model) -> int | None:
@@ -350,26 +465,18 @@ def window_size(model: Model) -> int | None:
 
 def write_windows(model: Model) -> list[str]:
     """``layer_types``: which blocks slide."""
-    blocks = stack(model)
-    slides = [isinstance(blocks.block(i).attention.mask, Window) for i in range(blocks.depth)]
-    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+    kinds = ("full_attention", "sliding_attention")
+    return [kinds[slides(block)] for block in blocks_of(model)]
 
 
 def stack(model: Model) -> Stack:
-    """The decoder's stack."""
-    return stacks(model)["decoder"]
+    """The stack that the model's head reads."""
+    return stacks(model)[model.main_body]
 
 
 def first_block(model: Model) -> Block:
     """The first block, for what all blocks have in common."""
     return stack(model).pattern[0]
-
-
-def with_attention_first(model: Any, layout: str) -> Any:
-    """The model with its first block that attends alone, for what such blocks have in common."""
-    blocks = [block for block in stack(model).pattern if isinstance(block.attention, Attention)]
-    need(bool(blocks), f"The {layout} layout needs a block with attention.")
-    return replace(model, decoder=replace(stack(model), pattern=tuple(blocks[:1])))
 
 
 SCALING_TYPES = {
@@ -385,7 +492,7 @@ SCALING_WORDS = {
 }
 
 
-def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+def write_scaling(scaling: RopeScaling | None) -> Settings | None:
     """A scaling as the ``rope_scaling`` table."""
     if scaling is None:
         return None
@@ -400,6 +507,7 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 # ------------------------------------------------------------------------------------ weight names
 
+NO_NAMES: Names = {}
 OURS, THEIRS = "decoder.blocks.{i}", "model.layers.{i}"
 ATTENTION = {
     "attn.q": "self_attn.q_proj",
@@ -407,26 +515,76 @@ ATTENTION = {
     "attn.v": "self_attn.v_proj",
     "attn.out": "self_attn.o_proj",
 }
+QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 GATED = {"ffn.gate": "mlp.gate_proj", "ffn.up": "mlp.up_proj", "ffn.down": "mlp.down_proj"}
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+OUTPUT_NORMS = {
+    "attn_norm": "post_attention_layernorm",
+    "ffn_norm": "post_feedforward_layernorm",
+}
 
 
-def table(layer_names: Mapping[str, str], *more: NameRule, last_norm: str = "model.norm") -> Table:
-    """The table of a decoder: ``layer_names`` maps the names in our blocks to the file's, each a
-    weight and perhaps a bias."""
-    layers = {
-        f"{THEIRS}.{file_name}": f"{OURS}.{param_name}"
-        for param_name, file_name in layer_names.items()
-    }
-    end_layers = {last_norm: "decoder.last_norm", "lm_head": "head.proj"}
+def experts(file_name: str, *names: str) -> dict[str, str]:
+    """Names of the tables of experts: gate, up and down, an expert's ``{e}`` and its layer's ``{}``."""
+    layers = zip(("gate", "up", "down"), names, strict=True)
+    return {f"ffn.{layer}": file_name.replace("{}", name) for layer, name in layers}
+
+
+EXPERTS = {
+    "ffn.router.weight": "mlp.gate.weight",
+    **experts("mlp.experts.{e}.{}_proj.weight", "gate", "up", "down"),
+}
+SHARED_EXPERT = {
+    "ffn.shared.gate": "mlp.shared_expert.gate_proj",
+    "ffn.shared.up": "mlp.shared_expert.up_proj",
+    "ffn.shared.down": "mlp.shared_expert.down_proj",
+    "ffn.shared.share": "mlp.shared_expert_gate",
+}
+# follows from the config
+CONSTANTS = ("model.layers.{i}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
+
+
+def table(
+    *layers: Names,
+    tables: Names = NO_NAMES,
+    turned: Names = NO_NAMES,
+    more: Sequence[NameRule] = (),
+    layer: str = THEIRS,
+    last_norm: str = "model.norm",
+    token: str = "model.embed_tokens",
+    outside: Names = NO_NAMES,
+    side: str = "decoder",
+    head: str = "lm_head",
+    prefix: str = "model.",
+    ignore: Sequence[str] = CONSTANTS,
+) -> Table:
+    """The table of a decoder, or of an encoder like one.
+
+    ``layers`` map the names in our blocks to the file's, each a weight and perhaps a bias, the last
+    that the file has of a layer; ``tables`` those of single parameters, ``turned`` layers whose
+    matrices lie (inputs, outputs), ``outside`` the file's layers beside the blocks to ours.
+    """
+
+    def paths(names: Names) -> dict[str, str]:
+        return {
+            f"{layer}.{file_name}": f"{side}.blocks.{{i}}.{name}"
+            for name, file_name in names.items()
+        }
+
+    straight = {name: file_name for names in layers for name, file_name in names.items()}
+    last = {last_norm: f"{side}.last_norm", **outside, head: "head.proj"}
     return Table(
         (
-            NameRule("model.embed_tokens.weight", "embed.token.weight"),
-            *rules({**layers, **end_layers}),
+            NameRule(f"{token}.weight", "embed.token.weight"),
+            *rules({**paths(straight), **last}),
+            *rules(paths(turned), transpose=True),
+            *(NameRule(file_name, path) for file_name, path in paths(tables).items()),
             *more,
         ),
-        # follows from the config
-        ignore=(f"{THEIRS}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
-        copies=(("lm_head.weight", "model.embed_tokens.weight"),),
-        prefix="model.",
+        ignore=tuple(ignore),
+        copies=((f"{head}.weight", f"{token}.weight"),),
+        prefix=prefix,
     )
+
+
+LLAMA_TABLE = table(ATTENTION, GATED, NORMS)

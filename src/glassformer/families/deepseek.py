@@ -6,24 +6,22 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import (
-    Block,
-    Decoder,
-    Embed,
-    GatedMLP,
-    Head,
-    Model,
-    RMSNorm,
-    Rotary,
-    Stack,
-    YarnScaling,
+from ..core.config import Block, Decoder, GatedMLP, Model, RMSNorm, Rotary, YarnScaling
+from ..core.errors import need
+from . import mixtures
+from .decoders import (
+    blocks_of,
+    decoder,
+    first_block,
+    read_rotary,
+    rotary_of,
+    turned,
+    words,
+    write_rope,
 )
-from ..core.errors import UserError
-from . import decoders, mixtures
-from .decoders import ATTN
-from .keys import MOST_HEADS, MOST_HIDDEN, Key, read_keys
+from .keys import Key, Section, Words, nullable, only
 from .latent import LatentAttention
-from .recipe import ConfigReader, Recipe, tile
+from .recipe import ConfigReader, Recipe, Settings, tile
 from .routed import RoutedMoE
 
 NORM = RMSNorm(1e-6)
@@ -54,8 +52,7 @@ def deepseek(
     position = Rotary(
         scaling=YarnScaling(40.0, 4096, 32.0, 1.0, attention_factor=1.0), interleaved=True
     )
-    stack = Stack(depth, pattern, position, last_norm=NORM)
-    return Decoder(dim, 163_840, Embed(vocab), stack, Head(tied=False), decoders.INIT)
+    return decoder(dim, depth, 163_840, vocab, pattern, position)
 
 
 def _v2(experts: int, hidden: int, groups: int, top_groups: int, scale: float) -> RoutedMoE:
@@ -105,130 +102,94 @@ def _scale(raw: ConfigReader) -> float:
     return float(width**-0.5 * _rope(raw)[1])
 
 
-def _query_rank(raw: ConfigReader) -> Any:
-    return raw.integer("q_lora_rank", decoders.unsaid(raw, "q_lora_rank", 1536), most=MOST_HIDDEN)
-
-
 def _rotary(raw: ConfigReader) -> Rotary:
     """Rotary positions, by neighbours unless a DeepSeek-V3 says otherwise."""
-    return replace(
-        decoders.read_rotary(_rope(raw)[0]), interleaved=raw.flag("rope_interleave", True)
-    )
+    return replace(read_rotary(_rope(raw)[0]), interleaved=raw.flag("rope_interleave", True))
 
 
-def _keys(context: int, rotary: Key, *more: Key) -> tuple[Key, ...]:
-    shared = decoders.keys(
-        Key.flag("attention_bias", f"{ATTN}.bias", False),
-        Key("q_lora_rank", f"{ATTN}.q_rank", _query_rank),
-        Key.integer("kv_lora_rank", f"{ATTN}.kv_rank", 512, most=MOST_HIDDEN),
-        Key.integer("qk_nope_head_dim", f"{ATTN}.content_dim", 128, most=MOST_HEADS),
-        Key.integer("qk_rope_head_dim", f"{ATTN}.rope_dim", 64, most=MOST_HEADS),
-        Key.integer("v_head_dim", f"{ATTN}.value_dim", 128, most=MOST_HEADS),
-        Key("", f"{ATTN}.scale", _scale),
-        context=context,
-        rotary=rotary,
-    )
-    # a file's head_dim is that of what turns
-    return (*decoders.without(shared, "head_dim"), *more)
-
-
-KEYS2 = _keys(
-    2048,
-    Key("", "decoder.position", _rotary),
-    Key.only("rope_interleave", True, "a DeepSeek-V2 turns pairs of neighbours"),
-    Key.only("scoring_func", "softmax", "a DeepSeek-V2 scores its experts by a softmax"),
-    Key.only("norm_topk_prob", False, "a DeepSeek-V2 does not norm the weights of experts"),
-)
-KEYS3 = _keys(
-    4096,
-    Key(
-        "rope_interleave",
-        "decoder.position",
-        _rotary,
-        lambda position: position.get("interleaved", True),
-    ),
-    Key.only("scoring_func", "sigmoid", "a DeepSeek-V3 scores each expert by itself"),
-    Key.only("topk_method", "noaux_tc", "a bias corrects the scores of a DeepSeek-V3"),
-)
-
-
-def _template(model: Decoder) -> Decoder:
-    """The model as one dense block, that a file's words fill."""
-    stack = decoders.stack(model)
-    return replace(model, decoder=replace(stack, depth=1, pattern=stack.pattern[:1]))
-
-
-def _dense(model: Decoder) -> GatedMLP:
-    mlp = decoders.first_block(model).feedforward
-    assert isinstance(mlp, GatedMLP)
-    return mlp
-
-
-METHODS = {"greedy": "", "group_limited_greedy": "n_group topk_group"}
-
-
-def read_config2(raw: ConfigReader) -> Decoder:
-    """A DeepSeek-V2 config.json as our config."""
-    model = read_keys(raw, _template(LITE), KEYS2)
-    stack = decoders.stack(model)
-    mlp = replace(_dense(model), bias=raw.flag("mlp_bias", False))
-    block = replace(decoders.first_block(model), feedforward=mlp)
-    stack = replace(stack, pattern=(block,))
-    raw.integer("num_experts_per_tok")
-    groups = raw.choice("topk_method", METHODS, "greedy")
-    mixture = mixtures.read_mixture(raw, mlp, _v2(64, 1407, 1, 1, 1.0), groups)
-    return mixtures.with_mixture(raw, replace(model, decoder=stack), mixture, 0)
-
-
-def read_config3(raw: ConfigReader) -> Decoder:
-    """A DeepSeek-V3 config.json as our config."""
-    model = read_keys(raw, _template(V3), KEYS3)
-    mixture = mixtures.read_mixture(raw, _dense(model), V3_MIXTURE, "n_group topk_group")
-    return mixtures.with_mixture(raw, model, mixture, 3)
+METHODS = {"greedy": False, "group_limited_greedy": True}
+# ``bias`` is written beside the method of a DeepSeek-V2
+BIAS = Key("", "feedforward.bias", lambda raw: raw.flag("mlp_bias", False))
 
 
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def _write_rope(model: Model) -> dict[str, Any] | None:
-    """The scaling as ``rope_scaling``, with what multiplies the scores."""
-    position, attention = decoders.stack(model).position, decoders.first_block(model).attention
-    scaling = position.scaling if isinstance(position, Rotary) else None
-    table = decoders.write_scaling(scaling)
-    width = attention.width(model.dim)
+def _write_rope(model: Model) -> Settings:
+    """Rotary positions, and what multiplies the scores in their words."""
+    raw, attention = write_rope(model), first_block(model).attention
+    table, width = raw["rope_scaling"], attention.width(model.dim)
     size = math.sqrt((attention.scale or width**-0.5) * width**0.5)
     if abs(size - 1.0) < 1e-9:
-        return table
-    factor = getattr(scaling, "factor", 1.0)
-    if table is None or factor <= 1:
-        raise UserError(
-            "The deepseek layouts multiply scores only where rotary positions are scaled."
-        )
+        return raw
+    factor = getattr(rotary_of(model).scaling, "factor", 1.0)
+    need(
+        table is not None and factor > 1,
+        "The deepseek layouts multiply scores only where rotary positions are scaled.",
+    )
     table["mscale_all_dim"] = round((size - 1.0) / (0.1 * math.log(factor)), 9)
     if table.get("attention_factor") == 1.0:
         table["mscale"] = table["mscale_all_dim"]
         del table["attention_factor"]
-    return table
+    return raw
 
 
-def _write(model: Model, keys: tuple[Key, ...], layout: str) -> dict[str, Any]:
-    raw = {**decoders.write(model, keys), **mixtures.write_mixture(model, layout)}
-    return {**raw, "rope_scaling": _write_rope(model)}
+def _write_method(model: Model) -> Settings:
+    """The method and the biases of a DeepSeek-V2's last block, which is a mixture."""
+    mixture: Any = blocks_of(model)[-1].feedforward
+    method = "group_limited_greedy" if mixture.groups > 1 else "greedy"
+    return {"topk_method": method, "mlp_bias": bool(mixture.shared and mixture.shared.bias)}
 
 
-def write_config2(model: Model) -> dict[str, Any]:
-    """Our config as a DeepSeek-V2 config.json, as far as that can say it."""
-    raw = _write(model, KEYS2, "deepseek_v2")
-    last = decoders.stack(model).pattern[-1].feedforward
-    assert isinstance(last, RoutedMoE)
-    method = "group_limited_greedy" if last.groups > 1 else "greedy"
-    return {**raw, "topk_method": method, "mlp_bias": bool(last.shared and last.shared.bias)}
+def _words(template: Decoder, *more: Key | Section, context: int) -> Words:
+    """The words of both."""
+    return words(
+        template,
+        Key("", "attention.scale", _scale),
+        *more,
+        without="head_dim",  # a file's is that of what turns
+        rope=Section(encode=_write_rope),
+        max_position_embeddings=context,
+        attention_bias=False,
+        q_lora_rank=nullable("q_lora_rank", 1536, "attention.q_rank"),
+        kv_lora_rank=(512, "attention.kv_rank"),
+        qk_nope_head_dim=(128, "attention.content_dim"),
+        qk_rope_head_dim=(64, "attention.rope_dim"),
+        v_head_dim=(128, "attention.value_dim"),
+    )
 
 
-def write_config3(model: Model) -> dict[str, Any]:
-    """Our config as a DeepSeek-V3 config.json, as far as that can say it."""
-    return {**_write(model, KEYS3, "deepseek_v3"), "num_nextn_predict_layers": 0}
-
+WORDS2 = _words(
+    LITE,
+    turned(_rotary),
+    only("rope_interleave", True, "a DeepSeek-V2 turns pairs of neighbours"),
+    only("scoring_func", "softmax", "a DeepSeek-V2 scores its experts by a softmax"),
+    only("norm_topk_prob", False, "a DeepSeek-V2 does not norm the weights of experts"),
+    BIAS,
+    Key("", "", lambda raw: raw.integer("num_experts_per_tok")),
+    mixtures.routed(
+        "deepseek_v2",
+        _v2(64, 1407, 1, 1, 1.0),
+        0,
+        lambda raw: raw.choice("topk_method", METHODS, "greedy"),
+    ),
+    Section(encode=_write_method),
+    context=2048,
+)
+WORDS3 = _words(
+    V3,
+    Key(
+        "rope_interleave",
+        "position",
+        _rotary,
+        lambda position: position.get("interleaved", True),
+    ),
+    only("scoring_func", "sigmoid", "a DeepSeek-V3 scores each expert by itself"),
+    only("topk_method", "noaux_tc", "a bias corrects the scores of a DeepSeek-V3"),
+    mixtures.routed("deepseek_v3", V3_MIXTURE, 3),
+    mixtures.UNPREDICTED,
+    context=4096,
+)
 
 # ---------------------------------------------------------------------------------------- the pages
 
@@ -251,21 +212,17 @@ DEEPSEEK_V2 = Recipe(
         "lite": LITE,
         "236b": deepseek(5120, 60, 128, 12_288, _v2(160, 1536, 8, 3, 16.0), mscale=0.707),
     },
-    architectures=("DeepseekV2ForCausalLM", "DeepseekV2Model"),
-    model_type="deepseek_v2",
     tokenizer="deepseek-ai/DeepSeek-V2-Lite",
-    read_config=read_config2,
-    write_config=write_config2,
+    words=WORDS2,
+    family="DeepseekV2",
     weights=mixtures.table(_LAYERS),
 )
 DEEPSEEK_V3 = Recipe(
     name="deepseek_v3",
     paper="DeepSeek-AI 2024, DeepSeek-V3 Technical Report (arXiv 2412.19437)",
     sizes={"671b": V3},
-    architectures=("DeepseekV3ForCausalLM", "DeepseekV3Model"),
-    model_type="deepseek_v3",
     tokenizer="deepseek-ai/DeepSeek-V3",
-    read_config=read_config3,
-    write_config=write_config3,
+    words=WORDS3,
+    family="DeepseekV3",
     weights=mixtures.table(_LAYERS),
 )

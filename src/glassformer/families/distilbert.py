@@ -5,42 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.embed_head import Embed, Head
-from ..core.config.model import Encoder, Model, stacks
+from ..core.config.embed_head import Embed
+from ..core.config.model import Encoder
 from .bert import CASED, UNCASED, bert
 from .encoders import (
     ANSWERS,
     CHOICE,
+    HEADS,
     LABELS,
-    MASKED,
     TOKENS,
-    architectures,
+    blocks,
     embeddings,
     head_name,
     head_of,
+    label_layers,
     read_heads,
     read_label_pool,
     read_token_head,
-    tags,
     weight_and_bias,
     write_heads,
     write_labels,
 )
-from .keys import (
-    ACTIVATIONS,
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
-    read_keys,
-    write_keys,
-)
+from .keys import Key, key, keys, read_keys, write_keys
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
-BLOCK = "encoder.pattern"
 # what each head calls the dropout before its labels, and transformers' default
 DROPOUTS = {
     LABELS: ("seq_classif_dropout", 0.2),
@@ -49,17 +38,17 @@ DROPOUTS = {
     TOKENS: ("dropout", 0.1),
 }
 KEYS = (
-    Key.integer("dim", "dim", 768),
-    Key.integer("n_layers", "encoder.depth", 6, most=MOST_BLOCKS),
-    Key.integer("n_heads", f"{BLOCK}.attention.heads", 12, most=MOST_HEADS),
-    Key.integer("hidden_dim", f"{BLOCK}.feedforward.hidden", 3072, most=MOST_HIDDEN),
-    Key.integer(
-        "max_position_embeddings", "context encoder.position.length", 512, most=MOST_POSITIONS
+    *keys(
+        dim=768,
+        n_layers=6,
+        n_heads=12,
+        hidden_dim=3072,
+        max_position_embeddings=512,
+        vocab_size=UNCASED,
+        activation="gelu",
+        dropout=key("dropout attention_dropout", 0.1, "dropout"),
+        initializer_range=0.02,
     ),
-    Key.integer("vocab_size", "embed.vocab", UNCASED, most=MOST_TOKENS),
-    Key.activation("activation", f"{BLOCK}.feedforward.act", "gelu"),
-    Key.number("dropout attention_dropout", "encoder.dropout", 0.1, most=0.99),
-    Key.std("initializer_range"),
     # how the table of positions starts; the files hold it either way
     Key("", "", lambda raw: raw.flag("sinusoidal_pos_embds", False)),
 )
@@ -70,13 +59,12 @@ def distilbert(depth: int = 6, vocab: int = UNCASED) -> Encoder:
     return replace(bert(768, depth, 12), embed=Embed(vocab), pool=None)
 
 
-def read_config(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Any:
     """A DistilBERT config.json as our config: the architecture says which head there is."""
     model = read_keys(raw, replace(distilbert(), head=None), KEYS)
-    act, head = ACTIVATIONS[raw.value("activation", "gelu")], head_of(raw)
-    words = Head(bias=True, transform=act, norm=stacks(model)["encoder"].first_norm)
+    head = head_of(raw)
     if head not in DROPOUTS:
-        return read_heads(raw, model, words, act)
+        return read_heads(raw, model, "relu")
     name, default = DROPOUTS[head]
     dropout = raw.number(name, default, most=0.99)
     if head in (LABELS, CHOICE):
@@ -84,7 +72,7 @@ def read_config(raw: ConfigReader) -> Model:
     return replace(model, token_head=read_token_head(raw, head, dropout))
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
+def write_config(model: Encoder) -> Settings:
     """Our config as a DistilBERT config.json, as far as that can say it."""
     raw, head = write_keys(model, KEYS), head_name(model)
     if head not in DROPOUTS:
@@ -111,15 +99,10 @@ PROJ, TABLE = "vocab_projector", "distilbert.embeddings.word_embeddings.weight"
 def table(model: Encoder) -> Table:
     """The names of the weights; how the layer of labels is called depends on the head."""
     labels = {"pre_classifier": "pool.transform", "classifier": "pool.proj"}
-    if model.token_head is not None:
-        labels = {tags(model.token_head): "token_head.proj"}
-    layers = {
-        f"distilbert.transformer.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
-        for file_name, param_name in _LAYER.items()
-    }
     all_rules = (
         *embeddings("distilbert"),
-        *rules({**layers, **WORDS, PROJ: "head.proj", **labels}),
+        *blocks("distilbert.transformer.layer", _LAYER),
+        *rules({**WORDS, PROJ: "head.proj", **label_layers(model, labels)}),
     )
     unused = weight_and_bias(*WORDS, PROJ, "pre_classifier", "classifier")
     tied = model.head is not None and model.head.tied
@@ -140,12 +123,12 @@ DISTILBERT = Recipe(
         "base-cased": distilbert(vocab=CASED),
         "multilingual": distilbert(vocab=119_547),
     },
-    architectures=architectures("DistilBert", MASKED, LABELS, CHOICE, TOKENS, ANSWERS),
+    family="DistilBert",
+    heads=HEADS,
     model_type="distilbert",
     tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
     checkpoint="distilbert/distilbert-base-uncased",
     read_config=read_config,
     write_config=write_config,
     weights=table,
-    bare=("DistilBertModel",),
 )

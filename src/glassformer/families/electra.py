@@ -1,30 +1,27 @@
-"""ELECTRA: BERT's blocks that say of each token whether it was replaced; the small ones project
-their embeddings."""
+"""ELECTRA: BERT's blocks that say of each token whether it was replaced, and the generators that
+replace them; the small ones project their embeddings."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from ..core.config import Encoder, Head, Model, TokenHead, embed_dim
+from ..core.config import Encoder, TokenHead, embed_dim
 from ..core.config.pool import Pool
-from .bert import bert, read_trunk, write_trunk
+from .bert import KEYS, TRUNK, bert
 from .encoders import (
-    ANSWERS,
     CHOICE,
-    LABELS,
-    TOKENS,
-    architectures,
+    HEADS,
     head_of,
+    moved,
     read_heads,
     tags,
     trunk,
-    weight_and_bias,
+    words_head,
     write_heads,
 )
-from .keys import ACTIVATIONS
+from .keys import ACTIVATIONS, Section, Words
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 DISCRIMINATOR = "PreTraining"
 SUMMARY = "sequence_summary.summary"
@@ -42,20 +39,23 @@ def electra(dim: int, depth: int, heads: int, embed: int | None = None) -> Encod
     )
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """An ELECTRA config.json as our config; the architecture says what each token is asked."""
-    model = read_trunk(raw)
+def generator(dim: int, depth: int, heads: int, embed: int) -> Encoder:
+    """The shape of a published generator, for words under masks."""
+    model = electra(dim, depth, heads, embed)
+    return replace(model, head=words_head(model), token_head=None)
+
+
+def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
+    """The model with its embeddings' width; the architecture says what each token is asked."""
     width = raw.integer("embedding_size", 128)
     model = replace(model, embed=replace(model.embed, dim=None if width == model.dim else width))
     head = head_of(raw)
     if head == DISCRIMINATOR:
         return replace(model, token_head=TokenHead(1, ACTIVATIONS[raw.value("hidden_act", "gelu")]))
-    # its labels have this activation whatever the blocks have; a choice says its own
-    return (
-        replace(model, pool=read_choice(raw))
-        if head == CHOICE
-        else read_heads(raw, model, Head(), "gelu")
-    )
+    # words and labels have this activation whatever the blocks have; a choice says its own
+    if head == CHOICE:
+        return replace(model, pool=read_choice(raw))
+    return read_heads(raw, model, "gelu", "gelu")
 
 
 def read_choice(raw: ConfigReader) -> Pool:
@@ -66,18 +66,26 @@ def read_choice(raw: ConfigReader) -> Pool:
     return Pool("first", act, 1, raw.number("summary_last_dropout", 0.1, most=0.99))
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
-    """Our config as an ELECTRA config.json, as far as that can say it."""
-    raw = {**write_trunk(model), "embedding_size": embed_dim(model)}
-    head = model.token_head
+def write_ends(model: Encoder) -> Settings:
+    """Settings of the head that a model has, and of its embeddings' width."""
+    raw, head = {"embedding_size": embed_dim(model)}, model.token_head
     if head is not None and head.transform is not None:
         return {"architectures": [f"ElectraFor{DISCRIMINATOR}"], **raw}
     return {**write_heads(model, "Electra"), **raw}
 
 
+WORDS = Words(TRUNK, KEYS, [Section(read_ends, write_ends)])
+
+
 def table(model: Encoder) -> Table:
     """The names of the weights; what labels are called depends on what each token is asked."""
-    head, end_layers = model.token_head, {"electra.embeddings_project": "encoder.project"}
+    head = model.token_head
+    end_layers = {
+        "electra.embeddings_project": "encoder.project",
+        "generator_predictions.dense": "head.transform",
+        "generator_predictions.LayerNorm": "head.norm",
+        "generator_lm_head": "head.proj",
+    }
     if head is not None and head.transform is not None:
         end_layers["discriminator_predictions.dense"] = "token_head.transform"
         end_layers["discriminator_predictions.dense_prediction"] = "token_head.proj"
@@ -88,14 +96,9 @@ def table(model: Encoder) -> Table:
     return Table(
         (*trunk("electra"), *rules(end_layers)),
         ("electra.embeddings.position_ids",),
+        (("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight"),),
         prefix="electra.",
-        renamed=tuple(
-            zip(
-                weight_and_bias(SUMMARY, "classifier"),
-                weight_and_bias("classifier.dense", "classifier.out_proj"),
-                strict=True,
-            )
-        )
+        renamed=moved(SUMMARY, "classifier", "classifier.dense", "classifier.out_proj")
         if model.pool is not None
         else (),
     )
@@ -109,13 +112,14 @@ ELECTRA = Recipe(
         "small": electra(256, 12, 4, embed=128),
         "base": electra(768, 12, 12),
         "large": electra(1024, 24, 16),
+        "small-generator": generator(256, 12, 4, embed=128),
+        "base-generator": generator(256, 12, 4, embed=768),
+        "large-generator": generator(256, 24, 4, embed=1024),
     },
-    architectures=architectures("Electra", DISCRIMINATOR, LABELS, CHOICE, TOKENS, ANSWERS),
-    model_type="electra",
+    family="Electra",
+    heads=(DISCRIMINATOR, *HEADS),
     tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",
     checkpoint="google/electra-small-discriminator",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
     weights=table,
-    bare=("ElectraModel",),
 )

@@ -3,24 +3,19 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..core.config.embed_head import Head
 from ..core.config.feedforward import Activation
-from ..core.config.model import Encoder
+from ..core.config.model import Encoder, stacks
 from ..core.config.pool import Pool, TokenHead
-from .names import NameRule, rules
-from .recipe import ConfigReader
+from .names import NameRule, Names, Pairs, Table, rules
+from .recipe import ConfigReader, Settings
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
 TOKENS, ANSWERS = "TokenClassification", "QuestionAnswering"
-
-
-def architectures(family: str, *heads: str) -> tuple[str, ...]:
-    """The names of a family's models: one for each head, and the bare one last."""
-    return (*(f"{family}For{head}" for head in heads), f"{family}Model")
+HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
 
 
 def head_of(raw: ConfigReader) -> str:
@@ -56,18 +51,38 @@ def classifier_dropout(raw: ConfigReader, model: Encoder) -> float:
     return float(raw.number("classifier_dropout", stack_dropout, most=0.99))
 
 
-def read_heads(raw: ConfigReader, model: Encoder, words: Head, act: Activation) -> Encoder:
+def words_head(model: Encoder, act: Activation | None = None) -> Head:
+    """A family's head over the vocabulary, with the activation and the norm of its blocks; it ends in
+    the embeddings' width."""
+    stack = stacks(model)["encoder"]
+    act = act or getattr(stack.pattern[0].feedforward, "act", None)
+    norm = stack.first_norm or stack.last_norm
+    return Head(bias=True, transform=act, norm=norm, width=model.embed.dim)
+
+
+def read_heads(
+    raw: ConfigReader,
+    model: Encoder,
+    act: Activation,
+    words: Activation | None = None,
+    dropout: float | None = None,
+) -> Encoder:
     """The model with the head that its architecture names; a bare one ends in its pooler.
 
-    ``words`` is the family's head over the vocabulary, ``act`` the activation before its labels.
+    ``act`` is the activation before labels; ``words`` that of the head over the vocabulary, where it
+    is not the blocks'; ``dropout`` that before labels, where BERT's word does not say it.
     """
     head = head_of(raw)
+    dropout = classifier_dropout(raw, model) if dropout is None else dropout
     if head == MASKED:
-        return replace(model, head=replace(words, tied=raw.flag("tie_word_embeddings", True)))
+        return replace(
+            model,
+            head=replace(words_head(model, words), tied=raw.flag("tie_word_embeddings", True)),
+        )
     if head in (LABELS, CHOICE):
-        return replace(model, pool=read_label_pool(raw, head, act, classifier_dropout(raw, model)))
+        return replace(model, pool=read_label_pool(raw, head, act, dropout))
     if head in (TOKENS, ANSWERS):
-        dropout = 0.0 if head == ANSWERS else classifier_dropout(raw, model)
+        dropout = 0.0 if head == ANSWERS else dropout
         return replace(model, token_head=read_token_head(raw, head, dropout))
     return model
 
@@ -75,7 +90,7 @@ def read_heads(raw: ConfigReader, model: Encoder, words: Head, act: Activation) 
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def write_labels(model: Encoder, dropout: str = "classifier_dropout") -> dict[str, Any]:
+def write_labels(model: Encoder, dropout: str = "classifier_dropout") -> Settings:
     """Settings of the labels, of the text or of each token, and of the ``dropout`` before them."""
     head = model.token_head or model.pool
     assert head is not None
@@ -92,14 +107,14 @@ def head_name(model: Encoder) -> str:
     return LABELS if model.pool is not None and model.pool.labels else ""
 
 
-def write_heads(model: Encoder, family: str) -> dict[str, Any]:
+def write_heads(model: Encoder, family: str, dropout: str = "classifier_dropout") -> Settings:
     """Settings of the head that a model has, or of a bare model's pooler."""
     head = head_name(model)
     named = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
     if head == MASKED and model.head is not None:
         return {**named, "tie_word_embeddings": model.head.tied}
     if head:
-        return {**named, **write_labels(model)}
+        return {**named, **write_labels(model, dropout)}
     return {**named, **({"add_pooling_layer": False} if model.pool is None else {})}
 
 
@@ -116,7 +131,13 @@ def tags(head: TokenHead) -> str:
     return "qa_outputs" if head.span else "classifier"
 
 
-_LAYER = {
+def label_layers(model: Encoder, pool: Names) -> Names:
+    """The layers of labels: those of each token, or of the ``pool``."""
+    head = model.token_head
+    return pool if head is None else {tags(head): "token_head.proj"}
+
+
+LAYER = {
     "attention.self.query": "attn.q",
     "attention.self.key": "attn.k",
     "attention.self.value": "attn.v",
@@ -128,23 +149,65 @@ _LAYER = {
 }
 
 
-def embeddings(name: str) -> Iterator[NameRule]:
+def blocks(layer: str, names: Names) -> tuple[NameRule, ...]:
+    """The rules of the layers of each block, the file's below ``layer``."""
+    return rules({f"{layer}.{{i}}.{a}": f"encoder.blocks.{{i}}.{b}" for a, b in names.items()})
+
+
+def embeddings(name: str, norm: str = "LayerNorm") -> Iterator[NameRule]:
     """The rules of the tables below ``name``, which all encoders of BERT's kind call the same."""
-    for file_name, param_name in (
-        ("word", "embed.token"),
-        ("position", "encoder.position"),
-        ("token_type", "embed.segment"),
-    ):
+    tables = {"word": "embed.token", "position": "encoder.position", "token_type": "embed.segment"}
+    for file_name, param_name in tables.items():
         yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
-    yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm"})
+    yield from rules({f"{name}.embeddings.{norm}": "encoder.first_norm"})
 
 
-def trunk(name: str) -> Iterator[NameRule]:
-    """The rules of what BERT and its kin share, all below ``name``."""
-    yield from embeddings(name)
-    yield from rules(
-        {
-            f"{name}.encoder.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
-            for file_name, param_name in _LAYER.items()
-        }
+def trunk(name: str, layer: Names = LAYER, norm: str = "LayerNorm") -> Iterator[NameRule]:
+    """The rules of what BERT and its kin share, all below ``name``; ``layer`` names those of a
+    block, ``norm`` that of the embeddings."""
+    yield from embeddings(name, norm)
+    yield from blocks(f"{name}.encoder.layer", layer)
+
+
+def table(
+    model: Encoder,
+    family: str,
+    words: str,
+    layers: Sequence[str],
+    inside: Iterable[NameRule],
+    labels: Names,
+    pooler: Iterable[str],
+    renamed: Sequence[tuple[str, str]] = (),
+    untied: str = "decoder.bias",
+) -> Table:
+    """The table of an encoder: ``inside`` the rules of its blocks, ``words`` the name of its head over
+    the vocabulary, whose dense layer and norm are ``layers``, ``labels`` that of labels. Files hold a
+    head's layers and the ``pooler`` whatever the model has. ``untied`` is the name of the bias of a
+    head with a table of its own."""
+    tied = model.head is not None and model.head.tied
+    tokens = f"{family}.embeddings.word_embeddings.weight"
+    proj, copy, bias = f"{words}.decoder.weight", f"{words}.decoder.bias", f"{words}.bias"
+    # of an untied head, a leftover that transformers writes and never reads
+    unused = (*weight_and_bias(*pooler, *layers, f"{words}.decoder"), bias)
+    if model.head is not None and not tied:
+        bias = f"{words}.{untied}"
+    named = zip(layers, ("head.transform", "head.norm"), strict=True)
+    return Table(
+        (
+            *inside,
+            *rules({**dict(named), **labels}),
+            NameRule(proj, "head.proj.weight"),
+            NameRule(bias, "head.proj.bias"),
+        ),
+        (*unused, f"{family}.embeddings.position_ids"),
+        ((proj, tokens), (copy, bias)) if tied else (),
+        prefix=f"{family}.",
+        renamed=tuple(renamed),
     )
+
+
+def moved(*names: str) -> Pairs:
+    """The ends of layers' names in some files, and after them what they are here."""
+    half = len(names) // 2
+    pairs = zip(weight_and_bias(*names[:half]), weight_and_bias(*names[half:]), strict=True)
+    return tuple(pairs)

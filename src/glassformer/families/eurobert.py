@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import GatedMLP
 from ..core.config.init import Init
-from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, Encoder, Stack
 from ..core.config.norm import RMSNorm
 from ..core.config.pool import TokenHead
 from ..core.config.position import Rotary
 from ..core.errors import need
-from .decoders import read_rotary, write_scaling
-from .encoders import MASKED, TOKENS, architectures, head_name, head_of, read_labels, write_labels
-from .keys import (
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
-    read_keys,
-    write_keys,
-)
-from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
-
-ATTN, FFN = "encoder.pattern.attention", "encoder.pattern.feedforward"
-KEYS = (
-    Key.only("pretraining_tp", 1, "matrices lie in one piece here"),
-    Key.integer("hidden_size", "dim", 768),
-    Key.integer("num_hidden_layers", "encoder.depth", 12, most=MOST_BLOCKS),
-    Key.integer("num_attention_heads", f"{ATTN}.heads", 12, most=MOST_HEADS),
-    Key.integer("num_key_value_heads", f"{ATTN}.kv_heads", None, most=MOST_HEADS),
-    Key.integer("head_dim", f"{ATTN}.head_dim", None, most=MOST_HEADS),
-    Key.integer("intermediate_size", f"{FFN}.hidden", 3072, most=MOST_HIDDEN),
-    Key.integer("max_position_embeddings", "context", 8192, most=MOST_POSITIONS),
-    Key.integer("vocab_size", "embed.vocab", 128_256, most=MOST_TOKENS),
-    Key.activation("hidden_act", f"{FFN}.act", "silu"),
-    Key.flag("attention_bias", f"{ATTN}.bias", False),
-    Key.flag("mlp_bias", f"{FFN}.bias", False),
-    Key.number("rms_norm_eps", "encoder.pattern.norm.eps encoder.last_norm.eps", 1e-5, most=1.0),
-    Key.number("attention_dropout", "encoder.dropout", 0.0, most=0.99),
-    Key("", "encoder.position", lambda raw: read_rotary(raw, 10_000.0)),
-    Key.std("initializer_range"),
-)
+from . import decoders
+from .decoders import ATTENTION, GATED, NORMS, words, write_rope_table
+from .encoders import MASKED, TOKENS, head_name, head_of, read_labels, write_labels
+from .keys import Section, only
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def eurobert(dim: int, depth: int, heads: int, hidden: int, kv_heads: int | None = None) -> Encoder:
@@ -56,9 +26,8 @@ def eurobert(dim: int, depth: int, heads: int, hidden: int, kv_heads: int | None
     return Encoder(dim, 8192, Embed(128_256), stack, Head(tied=False), Init(0.02, 0.02, "plain"))
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A EuroBERT config.json as our config: the architecture says which head there is."""
-    model = read_keys(raw, replace(eurobert(768, 12, 12, 3072), head=None), KEYS)
+def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
+    """The model with the head that its architecture names."""
     head = head_of(raw)
     if head == MASKED:
         bias, tied = raw.flag("mlp_bias", False), raw.flag("tie_word_embeddings", False)
@@ -66,33 +35,32 @@ def read_config(raw: ConfigReader) -> Model:
     return replace(model, token_head=TokenHead(read_labels(raw))) if head == TOKENS else model
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
-    """Our config as a EuroBERT config.json, as far as that can say it."""
+def write_ends(model: Encoder) -> Settings:
+    """Settings of the head that a model has, and of its positions."""
     need(model.pool is None, "The eurobert layout holds no pool; keep it beside the model.")
-    position, head = stacks(model)["encoder"].position, head_name(model)
-    rotary = position if isinstance(position, Rotary) else Rotary()
+    head = head_name(model)
     raw = {
         "architectures": [f"EuroBertFor{head}" if head else "EuroBertModel"],
-        **write_keys(model, KEYS),
         "pad_token_id": None,  # a tokenizer's follows, where there is one
-        "rope_parameters": {
-            "rope_theta": rotary.theta,
-            **(write_scaling(rotary.scaling) or {"rope_type": "default"}),
-        },
+        **write_rope_table(model, theta_first=True),
     }
     if model.token_head is not None:
         return {**raw, "id2label": write_labels(model)["id2label"]}
     return raw if model.head is None else {**raw, "tie_word_embeddings": model.head.tied}
 
 
-_LAYER = {
-    **{f"self_attn.{param_name}_proj": f"attn.{param_name}" for param_name in "qkv"},
-    "self_attn.o_proj": "attn.out",
-    **{f"mlp.{param_name}_proj": f"ffn.{param_name}" for param_name in ("gate", "up", "down")},
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-_TOKENS = "model.embed_tokens.weight"
+WORDS = words(
+    replace(eurobert(768, 12, 12, 3072), head=None),
+    only("pretraining_tp", 1, "matrices lie in one piece here"),
+    rope=Section(read_ends, write_ends),
+    dropouts="attention_dropout",
+    without="tie_word_embeddings",
+    max_position_embeddings=8192,
+    attention_bias=False,
+    mlp_bias=False,
+    rms_norm_eps=1e-5,
+)
+
 EUROBERT = Recipe(
     name="eurobert",
     paper="Boizard et al. 2025, EuroBERT: Scaling Multilingual Encoders for European Languages "
@@ -102,30 +70,16 @@ EUROBERT = Recipe(
         "610m": eurobert(1152, 26, 18, 4096, 6),
         "2.1b": eurobert(2304, 32, 18, 6144, 6),
     },
-    architectures=architectures("EuroBert", MASKED, TOKENS),
-    model_type="eurobert",
+    family="EuroBert",
+    heads=(MASKED, TOKENS),
     tokenizer="EuroBERT/EuroBERT-210m (byte-level BPE)",
-    read_config=read_config,
-    write_config=write_config,
-    weights=Table(
-        (
-            NameRule(_TOKENS, "embed.token.weight"),
-            *rules(
-                {
-                    f"model.layers.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
-                    for file_name, param_name in _LAYER.items()
-                }
-            ),
-            *rules(
-                {
-                    "model.norm": "encoder.last_norm",
-                    "lm_head": "head.proj",
-                    "classifier": "token_head.proj",
-                }
-            ),
-        ),
-        copies=(("lm_head.weight", _TOKENS),),
-        prefix="model.",
+    words=WORDS,
+    weights=decoders.table(
+        ATTENTION,
+        GATED,
+        NORMS,
+        side="encoder",
+        outside={"classifier": "token_head.proj"},
+        ignore=(),
     ),
-    bare=("EuroBertModel",),
 )

@@ -4,63 +4,26 @@ values, 40B and 180B a norm for each and 8 heads."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from ..core.config import (
-    MLP,
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    Head,
-    LayerNorm,
-    Model,
-    Place,
-    Rotary,
-    Stack,
-)
+from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Model, Place, Rotary
 from ..core.errors import need
-from . import decoders, gpt2
-from .decoders import ATTN, FFN
-from .keys import MOST_HIDDEN, Key, read_keys
+from . import gpt2
+from .decoders import blocks_of, decoder, first_block, with_blocks, words
+from .keys import Section, only
 from .names import Table
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def falcon(dim: int, depth: int, heads: int, kv_heads: int = 1) -> Decoder:
     """The shape of Falcon: 65,024 tokens, 2,048 positions."""
     place: Place = "parallel" if kv_heads == 1 else "parallel_norms"
     block = Block(Attention(heads, kv_heads), MLP(4 * dim, "gelu"), LayerNorm(), place=place)
-    stack = Stack(depth, (block,), Rotary(), last_norm=LayerNorm())
-    return Decoder(dim, 2048, Embed(65_024), stack, Head(), decoders.INIT)
+    return decoder(dim, depth, 2048, 65_024, block, Rotary(), Head())
 
 
-KEYS = decoders.without(
-    decoders.keys(
-        Key.only("alibi", False, "Falcon's ALiBi is divided by the root of the head's width"),
-        Key.flag("bias", f"{ATTN}.bias {FFN}.bias", False),
-        Key(
-            "ffn_hidden_size",
-            f"{FFN}.hidden",
-            lambda raw: raw.integer(
-                "ffn_hidden_size", 4 * raw.integer("hidden_size"), most=MOST_HIDDEN
-            ),
-        ),
-        context=2048,
-        tied=True,
-        act="gelu",
-        act_names="activation",
-        eps=decoders.eps("layer_norm_epsilon", 1e-5),
-        dropouts="hidden_dropout attention_dropout",
-    ),
-    "head_dim num_key_value_heads intermediate_size",
-)
-
-
-def read_config(raw: ConfigReader) -> Model:
-    """A Falcon config.json as our config."""
-    model = read_keys(raw, falcon(4544, 32, 71), KEYS)
-    block = decoders.first_block(model)
+def _kind(raw: ConfigReader, model: Decoder) -> Decoder:
+    """Sets where norms stand, and how many heads of keys and values there are."""
+    block = first_block(model)
     heads, parallel = block.attention.heads, raw.flag("parallel_attn", True)
     shared, count = raw.flag("multi_query", True), raw.integer("num_kv_heads", heads)
     norms = raw.integer("num_ln_in_parallel_attn", None)
@@ -75,12 +38,11 @@ def read_config(raw: ConfigReader) -> Model:
         raw.must(norms in (1, None), "num_ln_in_parallel_attn", "1")
         place, count = "parallel" if parallel else "pre", expected
     block = replace(block, attention=replace(block.attention, kv_heads=count), place=place)
-    return decoders.with_blocks(model, [block])
+    return with_blocks(model, [block] * len(blocks_of(model)))
 
 
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a Falcon config.json, as far as that can say it."""
-    block = decoders.first_block(model)
+def _write_kind(model: Model) -> Settings:
+    block = first_block(model)
     heads, kv_heads, new = block.attention.heads, _kv_heads(model), _groups(model)
     need(
         not new or block.place.startswith("parallel"),
@@ -89,7 +51,6 @@ def write_config(model: Model) -> dict[str, Any]:
     )
     shared = not new and kv_heads == 1 and heads > 1
     return {
-        **decoders.write(model, KEYS),
         "multi_query": shared,
         "num_kv_heads": kv_heads,
         "parallel_attn": block.place != "pre",
@@ -100,29 +61,43 @@ def write_config(model: Model) -> dict[str, Any]:
 
 
 def _kv_heads(model: Model) -> int:
-    attention = decoders.first_block(model).attention
+    attention = first_block(model).attention
     return attention.kv_heads or attention.heads
 
 
 def _groups(model: Model) -> bool:
     """True for the layout of 40B: groups of heads, or two norms side by side."""
-    block = decoders.first_block(model)
+    block = first_block(model)
     return block.place == "parallel_norms" or _kv_heads(model) not in (1, block.attention.heads)
+
+
+WORDS = words(
+    falcon(4544, 32, 71),
+    only("alibi", False, "Falcon's ALiBi is divided by the root of the head's width"),
+    gpt2.wide("hidden_size", "ffn_hidden_size"),
+    Section(_kind, _write_kind),
+    without="head_dim num_key_value_heads intermediate_size",
+    dropouts="hidden_dropout attention_dropout",
+    max_position_embeddings=2048,
+    activation="gelu",
+    tie_word_embeddings=True,
+    layer_norm_epsilon=1e-5,
+    bias=(False, "attention.bias feedforward.bias"),
+)
 
 
 def weights(model: Model) -> Table:
     """The table of the model's weights: each key-value head lies behind its queries."""
-    two = decoders.first_block(model).place == "parallel_norms"
+    two = first_block(model).place == "parallel_norms"
     return gpt2.table(
+        gpt2.DENSE,
         {
             "attn_norm": "ln_attn" if two else "input_layernorm",
             "ffn_norm": "ln_mlp" if two else "post_attention_layernorm",
             "attn.out": "self_attention.dense",
-            "ffn.up": "mlp.dense_h_to_4h",
-            "ffn.down": "mlp.dense_4h_to_h",
         },
-        *gpt2.fused("self_attention.query_key_value", groups=_kv_heads(model)),
         token="word_embeddings",
+        more=gpt2.fused("self_attention.query_key_value", groups=_kv_heads(model)),
     )
 
 
@@ -134,10 +109,8 @@ FALCON = Recipe(
         "40b": falcon(8192, 60, 128, 8),
         "180b": falcon(14_848, 80, 232, 8),
     },
-    architectures=("FalconForCausalLM", "FalconModel"),
-    model_type="falcon",
     tokenizer="tiiuae/falcon-7b",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
+    family="Falcon",
     weights=weights,
 )

@@ -7,26 +7,11 @@ a window only.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from ..core.config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    Full,
-    GatedMLP,
-    Head,
-    Model,
-    RMSNorm,
-    Rotary,
-    Stack,
-    Window,
-)
-from . import decoders
-from .decoders import ATTN
-from .keys import ACTIVATIONS, MOST_POSITIONS, Key, read_keys
-from .recipe import ConfigReader, Recipe
+from ..core.config import Attention, Block, Decoder, Full, GatedMLP, Head, RMSNorm, Rotary, Window
+from .decoders import ATTENTION, GATED, LLAMA_TABLE, decoder, table, windows, words
+from .keys import ACTIVATIONS, Key, act_name, key, nullable, only
+from .recipe import Recipe
 
 NORM = RMSNorm(1e-6, offset=1.0)
 
@@ -34,8 +19,7 @@ NORM = RMSNorm(1e-6, offset=1.0)
 def gemma(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
     """The shape of Gemma: heads of 256, 256,000 tokens, 8,192 positions."""
     block = Block(Attention(heads, kv_heads, 256), GatedMLP(hidden, "gelu_tanh"), NORM)
-    stack = Stack(depth, (block,), Rotary(), last_norm=NORM)
-    return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(), decoders.INIT)
+    return decoder(dim, depth, 8192, 256_000, block, Rotary(), Head(), scale=dim**0.5)
 
 
 def gemma2(
@@ -53,94 +37,62 @@ def gemma2(
         )
         for mask_rule in (Window(4096), Full())
     )
-    stack = Stack(depth, pattern, Rotary(), last_norm=NORM)
-    return Decoder(
-        dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(softcap=30.0), decoders.INIT
-    )
+    return decoder(dim, depth, 8192, 256_000, pattern, Rotary(), Head(softcap=30.0), scale=dim**0.5)
 
 
 SHARED = (
-    Key.only("use_bidirectional_attention", False, "a decoder here sees what came before"),
+    only("use_bidirectional_attention", False, "a decoder here sees what came before"),
     Key("", "embed.scale", lambda raw: raw.integer("hidden_size") ** 0.5),
-    Key.flag("attention_bias", f"{ATTN}.bias", False),
+    key("attention_bias", False),
 )
-KEYS = decoders.keys(
+ACTS = {**ACTIVATIONS, "gelu": "gelu_tanh"}  # has always meant the approximation
+WORDS = words(
+    gemma(2048, 18, 8, 1, 16_384),
+    Key(
+        "hidden_act",
+        "feedforward.act",
+        lambda raw: raw.choice("hidden_act", ACTS, "gelu_pytorch_tanh"),
+        act_name,
+    ),
     *SHARED,
-    context=8192,
-    kv_heads=16,
+    max_position_embeddings=8192,
+    num_key_value_heads=16,
     head_dim=256,
-    tied=True,
-    act="gelu_pytorch_tanh",
-    acts={**ACTIVATIONS, "gelu": "gelu_tanh"},  # has always meant the approximation
+    tie_word_embeddings=True,
 )
-read_config = decoders.config_reader(gemma(2048, 18, 8, 1, 16_384), KEYS)
-write_config = decoders.writer(KEYS)
-
-
-def _cap(name: str, place: str, default: float) -> Key:
-    return Key(name, place, lambda raw: raw.number(name, decoders.unsaid(raw, name, default)))
-
-
 QUERY_SCALE = Key(
     "query_pre_attn_scalar",
-    f"{ATTN}.scale",
+    "attention.scale",
     lambda raw: raw.number("query_pre_attn_scalar", 256.0, least=1e-6) ** -0.5,
     lambda scale: round(scale**-2),
 )
-KEYS2 = decoders.keys(
+WORDS2 = words(
+    gemma2(2304, 2, 8, 9216),
+    key("hidden_activation hidden_act", "gelu_pytorch_tanh"),
     *SHARED,
     QUERY_SCALE,
-    _cap("attn_logit_softcapping", f"{ATTN}.softcap", 50.0),
-    _cap("final_logit_softcapping", "head.softcap", 30.0),
-    context=8192,
-    kv_heads=4,
+    nullable("attn_logit_softcapping", 50.0, "attention.softcap"),
+    nullable("final_logit_softcapping", 30.0, "head.softcap"),
+    windows(every=2),
+    even="gemma2",
+    max_position_embeddings=8192,
+    num_key_value_heads=4,
     head_dim=256,
-    tied=True,
-    act="gelu_pytorch_tanh",
-    act_names="hidden_activation hidden_act",
+    tie_word_embeddings=True,
 )
-
-
-def read_config2(raw: ConfigReader) -> Model:
-    """A Gemma 2 config.json as our config."""
-    plain = gemma2(2304, 2, 8, 9216)
-    model = read_keys(
-        raw, decoders.with_blocks(plain, decoders.with_masks(plain, [Full(), Full()])), KEYS2
-    )
-    size = raw.integer(
-        "sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS
-    )
-    mask_rules = decoders.read_windows(raw, size, [i % 2 == 0 for i in range(model.decoder.depth)])
-    return decoders.with_blocks(model, decoders.with_masks(model, mask_rules))
-
-
-def write_config2(model: Model) -> dict[str, Any]:
-    """Our config as a Gemma 2 config.json, as far as that can say it."""
-    decoders.even_heads(model, "gemma2")
-    return {
-        **decoders.write(model, KEYS2),
-        # transformers asks for one even where no block has it
-        "sliding_window": decoders.window_size(model) or 4096,
-        "layer_types": decoders.write_windows(model),
-    }
-
 
 GEMMA = Recipe(
     name="gemma",
     paper="Gemma Team 2024, Gemma: Open Models Based on Gemini Research and Technology (arXiv "
     "2403.08295)",
     sizes={"2b": gemma(2048, 18, 8, 1, 16_384), "7b": gemma(3072, 28, 16, 16, 24_576)},
-    architectures=("GemmaForCausalLM", "GemmaModel"),
-    model_type="gemma",
     tokenizer="google/gemma-2b",
-    read_config=read_config,
-    write_config=write_config,
-    weights=decoders.table({**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}),
+    words=WORDS,
+    family="Gemma",
+    weights=LLAMA_TABLE,
 )
 
-LAYERS2 = {
-    **decoders.ATTENTION,
-    **decoders.GATED,
+SANDWICH = {
     "attn_norm": "input_layernorm",
     "attn_post_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -155,10 +107,8 @@ GEMMA2 = Recipe(
         "9b": gemma2(3584, 42, 16, 14_336),
         "27b": gemma2(4608, 46, 32, 36_864, head_dim=128, over=144),
     },
-    architectures=("Gemma2ForCausalLM", "Gemma2Model"),
-    model_type="gemma2",
     tokenizer="google/gemma-2-2b",
-    read_config=read_config2,
-    write_config=write_config2,
-    weights=decoders.table(LAYERS2),
+    words=WORDS2,
+    family="Gemma2",
+    weights=table(ATTENTION, GATED, SANDWICH),
 )

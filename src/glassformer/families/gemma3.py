@@ -4,23 +4,23 @@ window and turn faster."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from ..core.config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    GatedMLP,
-    Head,
-    Model,
-    Rotary,
-    Stack,
-    Window,
+from ..core.config import Attention, Block, Decoder, GatedMLP, Head, Rotary, Window
+from . import gemma
+from .decoders import (
+    ATTENTION,
+    GATED,
+    QK_NORMS,
+    decoder,
+    local_scheme,
+    read_rotary,
+    read_schemes,
+    table,
+    turned,
+    windows,
+    words,
 )
-from . import decoders, gemma
-from .decoders import ATTN
-from .keys import MOST_POSITIONS, Key, read_keys
+from .keys import Section, key, only
 from .recipe import ConfigReader, Recipe, tile
 
 LOCAL, GLOBAL = 10_000.0, 1_000_000.0  # theta of blocks with a window, and of the others
@@ -32,63 +32,33 @@ def gemma3(dim: int, depth: int, kv_heads: int, hidden: int) -> Decoder:
     block = Block(attention, GatedMLP(hidden, "gelu_tanh"), gemma.NORM, place="sandwich")
     slides = replace(block, attention=replace(attention, mask=Window(512)), position=Rotary(LOCAL))
     blocks = tile([slides if (i + 1) % 6 else block for i in range(depth)])
-    stack = Stack(depth, blocks, Rotary(GLOBAL), last_norm=gemma.NORM)
-    embed = Embed(262_144, scale=dim**0.5)
-    return Decoder(dim, 32_768, embed, stack, Head(), decoders.INIT)
+    return decoder(dim, depth, 32_768, 262_144, blocks, Rotary(GLOBAL), Head(), scale=dim**0.5)
 
 
 def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     """The schemes of blocks with a window and of the others."""
     if raw.inside("rope_parameters") is not None:
-        return decoders.read_schemes(raw, LOCAL, GLOBAL)
+        return read_schemes(raw, LOCAL, GLOBAL)
     local = raw.number("rope_local_base_freq", LOCAL, least=1.0)
-    return Rotary(local), decoders.read_rotary(raw, GLOBAL)
+    return Rotary(local), read_rotary(raw, GLOBAL)
 
 
-KEYS = decoders.keys(
+WORDS = words(
+    gemma3(640, 6, 1, 2048),
+    key("hidden_activation", "gelu_pytorch_tanh"),
     *gemma.SHARED,
     gemma.QUERY_SCALE,
-    Key.only("attn_logit_softcapping", None, "no Gemma 3 caps its scores"),
-    Key(
-        "final_logit_softcapping",
-        "head.softcap",
-        lambda raw: raw.number("final_logit_softcapping", None),
-    ),
-    context=131_072,
-    kv_heads=4,
+    key("final_logit_softcapping", None, "head.softcap"),
+    only("attn_logit_softcapping", None, "no Gemma 3 caps its scores"),
+    turned(lambda raw: _positions(raw)[1]),
+    Section(encode=lambda model: {"rope_local_base_freq": local_scheme(model, LOCAL).theta}),
+    windows(every=6, word="sliding_window_pattern", local=lambda raw: _positions(raw)[0]),
+    even="gemma3",
+    max_position_embeddings=131_072,
+    num_key_value_heads=4,
     head_dim=256,
-    tied=True,
-    act="gelu_pytorch_tanh",
-    act_names="hidden_activation",
-    eps=decoders.eps("rms_norm_eps", 1e-6, f"{ATTN}.qk_norm.eps"),
-    rotary=Key("", "decoder.position", lambda raw: _positions(raw)[1]),
+    tie_word_embeddings=True,
 )
-
-
-def read_config(raw: ConfigReader) -> Model:
-    """A Gemma 3 config.json as our config."""
-    plain = gemma3(640, 6, 1, 2048)
-    model = read_keys(raw, decoders.with_blocks(plain, [decoders.stack(plain).block(5)] * 6), KEYS)
-    size = raw.integer(
-        "sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS
-    )
-    every = raw.integer("sliding_window_pattern", 6)
-    slides = [(i + 1) % every != 0 for i in range(model.decoder.depth)]
-    blocks = decoders.with_masks(model, decoders.read_windows(raw, size, slides))
-    return decoders.with_blocks(model, decoders.with_local(model, blocks, _positions(raw)[0]))
-
-
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a Gemma 3 config.json, as far as that can say it."""
-    decoders.even_heads(model, "gemma3")
-    local = decoders.local_scheme(model) or Rotary(LOCAL)
-    return {
-        **decoders.write(model, KEYS),
-        "rope_local_base_freq": local.theta,
-        "sliding_window": decoders.window_size(model) or 4096,
-        "layer_types": decoders.write_windows(model),
-    }
-
 
 GEMMA3 = Recipe(
     name="gemma3",
@@ -97,13 +67,6 @@ GEMMA3 = Recipe(
     architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
     model_type="gemma3_text",
     tokenizer="google/gemma-3-270m",
-    read_config=read_config,
-    write_config=write_config,
-    weights=decoders.table(
-        {
-            **gemma.LAYERS2,
-            "attn.q_norm": "self_attn.q_norm",
-            "attn.k_norm": "self_attn.k_norm",
-        }
-    ),
+    words=WORDS,
+    weights=table(ATTENTION, GATED, QK_NORMS, gemma.SANDWICH),
 )

@@ -13,6 +13,16 @@ from ..core.config.model import Attention, Block, Decoder, Encoder, EncoderDecod
 from ..core.config.norm import RMSNorm
 from ..core.config.position import Rotary
 from .recipe import Recipe
+from .vaswani import pair
+
+HEAD = Head(tied=False, softcap=15.0)
+INIT = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
+
+
+def _stack(dim: int, depth: int, heads: int, **options: Any) -> Stack:
+    norm, hidden = RMSNorm(gain=False), -(-dim * 8 // 3 // 8) * 8
+    block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(hidden), norm)
+    return Stack(depth, (block,), Rotary(), first_norm=norm, last_norm=norm, **options)
 
 
 def glass(
@@ -24,12 +34,9 @@ def glass(
     The token before goes straight into the embedding too (``previous_token_embeddings``), where the
     vocabulary is small enough for it.
     """
-    norm = RMSNorm(gain=False)
-    block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(-(-dim * 8 // 3 // 8) * 8), norm)
-    stack = Stack(depth, (block,), Rotary(), first_norm=norm, last_norm=norm)
-    init = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
+    stack = _stack(dim, depth, heads)
     embed = Embed(vocab, previous_token_embeddings=previous_token_embeddings)
-    return Decoder(dim, context, embed, stack, Head(tied=False, softcap=15.0), init)
+    return Decoder(dim, context, embed, stack, HEAD, INIT)
 
 
 def in_qwen3_shape(model: Decoder) -> Decoder:
@@ -48,40 +55,28 @@ def glass_pair(
 ) -> EncoderDecoder:
     """The same blocks in an encoder and a decoder that read one embedding; the head is its table
     too."""
-    norm, attention, think = (
-        RMSNorm(gain=False),
-        Attention(heads, qk_norm=RMSNorm(gain=False)),
-        GatedMLP(hidden),
+    norm = RMSNorm(gain=False)
+    return pair(
+        dim,
+        context,
+        Embed(vocab),
+        (depth, depth),
+        Block(Attention(heads, qk_norm=norm), GatedMLP(hidden), norm),
+        Rotary(),
+        Head(scale=dim**-0.5),
+        Init(std=None, embed_std=1.0, residual="zero"),
+        first_norm=norm,
+        last_norm=norm,
+        dropout=dropout,
     )
-    stack_options = {
-        "position": Rotary(),
-        "first_norm": norm,
-        "last_norm": norm,
-        "dropout": dropout,
-    }
-    encoder = Stack(depth, (Block(attention, think, norm),), causal=False, **stack_options)  # type: ignore[arg-type]
-    decoder = Stack(depth, (Block(attention, think, norm, cross=attention),), **stack_options)  # type: ignore[arg-type]
-    init = Init(std=None, embed_std=1.0, residual="zero")
-    return EncoderDecoder(dim, context, Embed(vocab), encoder, decoder, Head(scale=dim**-0.5), init)
 
 
 def glass_encoder(
     dim: int, depth: int, heads: int, context: int, vocab: int, dropout: float
 ) -> Encoder:
     """The same blocks as an encoder, with a head for hidden words."""
-    block = Block(
-        Attention(heads, qk_norm=RMSNorm()),
-        GatedMLP(-(-dim * 8 // 3 // 8) * 8),
-        RMSNorm(gain=False),
-    )
-    norm = block.norm
-    stack = Stack(
-        depth, (block,), Rotary(), causal=False, first_norm=norm, last_norm=norm, dropout=dropout
-    )
-    init = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
-    return Encoder(
-        dim, context, Embed(vocab, segments=2), stack, Head(tied=False, softcap=15.0), init
-    )
+    stack = _stack(dim, depth, heads, causal=False, dropout=dropout)
+    return Encoder(dim, context, Embed(vocab, segments=2), stack, HEAD, INIT)
 
 
 DECODERS = {  # a training run sets the vocabulary to its tokenizer's

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from ..core.config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    GatedMLP,
-    Head,
-    Model,
-    RMSNorm,
-    Rotary,
-    Stack,
-)
-from . import decoders, mixtures
-from .decoders import ATTN
-from .keys import Key, read_keys
-from .recipe import ConfigReader, Recipe, tile
+from ..core.config import Attention, Block, Decoder, GatedMLP, RMSNorm, Rotary
+from . import mixtures
+from .decoders import ATTENTION, QK_NORMS, decoder, rotary, words
+from .phi import qk_norm
+from .recipe import Recipe, tile
 from .routed import RoutedMoE
 
 NORM = RMSNorm(1e-5)
@@ -36,42 +24,21 @@ def glm4_moe(
     block = Block(attention, GatedMLP(hidden), NORM)
     mixes = replace(block, feedforward=mixture)
     pattern = tile([block] * dense + [mixes] * (depth - dense))
-    stack = Stack(depth, pattern, Rotary(1e6, 0.5), last_norm=NORM)
-    return Decoder(dim, 131_072, Embed(151_552), stack, Head(tied=False), decoders.INIT)
+    return decoder(dim, depth, 131_072, 151_552, pattern, Rotary(1e6, 0.5))
 
 
-def _qk_norm(raw: ConfigReader) -> RMSNorm | None:
-    eps = raw.number("rms_norm_eps", 1e-5, most=1.0)
-    return RMSNorm(eps) if raw.flag("use_qk_norm", False) else None
-
-
-KEYS = decoders.keys(
-    Key.flag("attention_bias", f"{ATTN}.bias", False),
-    Key("use_qk_norm", f"{ATTN}.qk_norm", _qk_norm, lambda norm: norm is not None),
-    context=131_072,
-    kv_heads=8,
-    eps=decoders.eps("rms_norm_eps", 1e-5),
-    rotary=decoders.part_rotary(0.5),
-)
 AIR = glm4_moe(4096, 46, 10_944, MIXTURE, 1, None)
-_STACK = decoders.stack(AIR)
-_PLAIN = replace(AIR, decoder=replace(_STACK, depth=1, pattern=_STACK.pattern[:1]))
-
-
-def read_config(raw: ConfigReader) -> Decoder:
-    """A GLM-4.5 config.json as our config."""
-    model = read_keys(raw, _PLAIN, KEYS)
-    mlp = decoders.first_block(model).feedforward
-    assert isinstance(mlp, GatedMLP)
-    mixture = mixtures.read_mixture(raw, mlp, MIXTURE, "n_group topk_group")
-    return mixtures.with_mixture(raw, model, mixture, 1)
-
-
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a GLM-4.5 config.json, as far as that can say it."""
-    raw = {**decoders.write(model, KEYS), **mixtures.write_mixture(model, "glm4_moe")}
-    return {**raw, "num_nextn_predict_layers": 0}
-
+WORDS = words(
+    AIR,
+    qk_norm("use_qk_norm", RMSNorm, "rms_norm_eps"),
+    rotary(fraction=0.5),
+    mixtures.routed("glm4_moe", MIXTURE, 1),
+    mixtures.UNPREDICTED,
+    max_position_embeddings=131_072,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    attention_bias=False,
+)
 
 GLM4_MOE = Recipe(
     name="glm4_moe",
@@ -88,12 +55,8 @@ GLM4_MOE = Recipe(
             NORM,
         ),
     },
-    architectures=("Glm4MoeForCausalLM", "Glm4MoeModel"),
-    model_type="glm4_moe",
     tokenizer="zai-org/GLM-4.5-Air",
-    read_config=read_config,
-    write_config=write_config,
-    weights=mixtures.table(
-        {**decoders.ATTENTION, "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
-    ),
+    words=WORDS,
+    family="Glm4Moe",
+    weights=mixtures.table(ATTENTION, QK_NORMS),
 )

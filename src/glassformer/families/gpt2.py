@@ -3,8 +3,8 @@ GELU."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ..core.config import (
@@ -18,22 +18,13 @@ from ..core.config import (
     Learned,
     Model,
     Stack,
-    serial,
 )
 from ..core.errors import need
-from .decoders import ATTN, BLOCK, FFN, first_block
-from .keys import (
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
-    read_keys,
-    write_keys,
-)
-from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from . import decoders
+from .decoders import OURS, first_block
+from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
+from .names import NameRule, Names, Table
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def gpt2(
@@ -50,94 +41,87 @@ def gpt2(
     return Decoder(dim, 1024, Embed(vocab), stack)
 
 
-def keys(
-    *more: Key,
-    dim: str = "n_embd",
-    depth: str = "n_layer",
-    heads: str = "n_head",
-    hidden: str = "n_inner",
-    positions: str = "n_positions",
-    context: int = 1024,
-    table: bool = True,
-    act: str = "gelu_new",
-    tied: bool = True,
-    dropouts: str = "resid_pdrop attn_pdrop embd_pdrop",
-    dropout: float = 0.0,
-    eps_places: str = f"{BLOCK}.norm.eps decoder.last_norm.eps",
-) -> tuple[Key, ...]:
-    """The words that decoders before Llama share, each with its name in the family's files, and
-    ``more`` of the family's.
+def wide(dim: str = "n_embd", name: str = "") -> Key:
+    """The width of the feed-forward: four times the word ``dim``, or that of ``name``."""
 
-    ``table``: whether positions are learned. ``dropouts``: the stack's comes first here. A name
-    that is empty is a number that the files do not have: a feed-forward is then four times as wide,
-    and the context is ``context``.
-    """
-
-    def inner(raw: ConfigReader) -> Any:
+    def parse(raw: ConfigReader) -> Any:
         width = 4 * raw.integer(dim)
-        return raw.integer(hidden, width, most=MOST_HIDDEN) if hidden else width
+        return raw.integer(name, width, most=MOST_HIDDEN) if name else width
 
-    def length(raw: ConfigReader) -> Any:
-        return raw.integer(positions, raw.integer("n_ctx", context, most=MOST_POSITIONS))
-
-    activation = (Key.activation("activation_function", f"{FFN}.act", act),) if act else ()
-    return (
-        Key.integer(dim, "dim"),
-        Key.integer(depth, "decoder.depth", most=MOST_BLOCKS),
-        Key.integer(heads, f"{ATTN}.heads", most=MOST_HEADS),
-        Key(hidden, f"{FFN}.hidden", inner),
-        Key(positions, "context decoder.position.length" if table else "context", length),
-        Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
-        *activation,
-        Key.number("layer_norm_epsilon", eps_places, 1e-5, most=1.0),
-        Key.flag("tie_word_embeddings", "head.tied", tied),
-        Key.std("initializer_range"),
-        Key.number(dropouts, "decoder.dropout", dropout, most=0.99),
-        *more,
-    )
+    return Key(name, "feedforward.hidden", parse)
 
 
-def fixed_act(model: Model, act: Activation, layout: str) -> None:
-    """Refuse another activation than that of a layout which has no word for it."""
-    feedforward = first_block(model).feedforward
-    fits = getattr(feedforward, "act", None) == act
-    need(fits, f'The {layout} layout has no other activation than "{act}".')
+def length(name: str = "n_positions", context: int = 1024) -> Key:
+    """The number of positions, and of rows in their table where there is one."""
+
+    def parse(raw: ConfigReader) -> Any:
+        return raw.integer(name, raw.integer("n_ctx", context, most=MOST_POSITIONS))
+
+    return Key(name, "context position.length", parse)
 
 
-SCALED = Key.only(
+SHARED = (
+    *keys("n_embd n_layer n_head"),
+    wide(name="n_inner"),
+    length(),
+    *keys(
+        "vocab_size",
+        activation_function="gelu_new",
+        layer_norm_epsilon=1e-5,
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+    ),
+    key("resid_pdrop attn_pdrop embd_pdrop", 0.0, "dropout"),
+)
+# as decoders', with the words that decoders before Llama share
+words = partial(decoders.words, shared=SHARED, rope=Section())
+
+
+def fixed_act(act: Activation, layout: str) -> Section:
+    """No words: refuse another activation than that of a layout which has no word for it."""
+
+    def encode(model: Model) -> Settings:
+        fits = getattr(first_block(model).feedforward, "act", None) == act
+        need(fits, f'The {layout} layout has no other activation than "{act}".')
+        return {}
+
+    return Section(encode=encode)
+
+
+SCALED = only(
     "scale_attn_weights", True, "attention here always divides by the root of the head's width"
 )
-ALONE = Key.only("add_cross_attention", False, "a decoder alone has nothing to look across at")
-_BIASES = f"{ATTN}.bias {FFN}.bias {BLOCK}.norm.bias decoder.last_norm.bias"
-KEYS = keys(
+ALONE = only("add_cross_attention", False, "a decoder alone has nothing to look across at")
+_BIASES = "attention.bias feedforward.bias norm.bias last_norm.bias"
+
+
+def _write_bias(model: Model) -> Settings:
+    """nanoGPT's word, where there are none."""
+    return {} if getattr(first_block(model).attention, "bias", True) else {"bias": False}
+
+
+WORDS = words(
+    gpt2(768, 12, 12),
     SCALED,
     ALONE,
-    Key.only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
-    Key.flag("bias", _BIASES, True),  # nanoGPT's word
+    only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
+    Key("", _BIASES, lambda raw: raw.flag("bias", True)),
+    Section(encode=_write_bias),
+    dropouts="resid_pdrop attn_pdrop embd_pdrop",
     dropout=0.1,
 )
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A GPT-2 config.json as our config."""
-    return read_keys(raw, gpt2(768, 12, 12), KEYS)
-
-
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a GPT-2 config.json, as far as that can say it."""
-    raw = write_keys(model, KEYS)
-    return {name: value for name, value in raw.items() if (name, value) != ("bias", True)}
-
-
-def layout(model: Model) -> Model:
+def layout(model: Model) -> Any:
     """The same model with every bias: what the published files hold."""
-    return serial.change(model, dict.fromkeys(_BIASES.split(), True))
+    return fill(model, [(_BIASES, True)])
 
 
-OURS, THEIRS = "decoder.blocks.{i}", "transformer.h.{i}"
+THEIRS = "transformer.h.{i}"
 NORMS = {"attn_norm": "ln_1", "ffn_norm": "ln_2"}
-# (in, out) in GPT-2's files
-LAYERS = {**NORMS, "attn.out": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}
+MATRICES = {"attn.out": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}
+# of GPT-NeoX, BLOOM and Falcon
+DENSE = {"ffn.up": "mlp.dense_h_to_4h", "ffn.down": "mlp.dense_4h_to_h"}
 
 
 def fused(
@@ -162,51 +146,38 @@ def fused(
     )
 
 
-def table(
-    layer_names: Mapping[str, str],
-    *more: NameRule,
-    layer: str = THEIRS,
-    transpose: bool = False,
-    token: str = "wte",
-    first_norm: str = "",
-    last_norm: str = "ln_f",
-    prefix: str = "transformer.",
-    head: str = "lm_head",
-) -> Table:
-    """The table of a decoder in GPT-2's names: ``layer_names`` maps the names in our blocks to the
-    file's, each a weight and perhaps a bias.
-
-    ``transpose``: matrices of the blocks are (inputs, outputs).
-    """
-    layers = [
-        rules(
-            {f"{layer}.{file_name}": f"{OURS}.{param_name}"},
-            transpose=transpose and param_name not in NORMS,
-        )
-        for param_name, file_name in layer_names.items()
-    ]
-    ends = {
-        f"{prefix}{token}": "embed.token",
-        f"{prefix}wpe": "decoder.position",
-        f"{prefix}{first_norm}": "decoder.first_norm",
-        f"{prefix}{last_norm}": "decoder.last_norm",
-        head: "head.proj",
-    }
-    return Table(
-        (*more, *itertools.chain(*layers), *rules(ends)),
-        # the causal mask, kept as if it were a weight
-        ignore=tuple(f"{layer}.{name}" for name in MASKS),
-        copies=((f"{head}.weight", f"{prefix}{token}.weight"),),
-        prefix=prefix,
-    )
-
-
 MASKS = (
     *(f"attn.{name}" for name in ("bias", "masked_bias", "causal_mask")),
     *(f"attn.attention.{name}" for name in ("bias", "masked_bias")),
     *(f"attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
 )
-TABLE = table(LAYERS, *fused("attn.c_attn", transpose=True), transpose=True)
+
+
+def table(
+    *layers: Names,
+    layer: str = THEIRS,
+    token: str = "wte",
+    first_norm: str = "",
+    last_norm: str = "ln_f",
+    prefix: str = "transformer.",
+    **more: Any,
+) -> Table:
+    """``decoders.table`` in GPT-2's names."""
+    outside = {f"{prefix}wpe": "decoder.position", f"{prefix}{first_norm}": "decoder.first_norm"}
+    return decoders.table(
+        *layers,
+        layer=layer,
+        token=f"{prefix}{token}",
+        last_norm=f"{prefix}{last_norm}",
+        outside=outside,
+        prefix=prefix,
+        # the causal mask, kept as if it were a weight
+        ignore=tuple(f"{layer}.{name}" for name in MASKS),
+        **more,
+    )
+
+
+TABLE = table(NORMS, turned=MATRICES, more=fused("attn.c_attn", transpose=True))
 
 GPT2 = Recipe(
     name="gpt2",
@@ -220,10 +191,8 @@ GPT2 = Recipe(
         "nanogpt": gpt2(768, 12, 12, vocab=50304, bias=False, act="gelu"),
     },
     architectures=("GPT2LMHeadModel", "GPT2Model"),
-    model_type="gpt2",
     tokenizer="openai-community/gpt2",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
     weights=TABLE,
     layout=layout,
 )

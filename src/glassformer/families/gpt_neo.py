@@ -11,18 +11,17 @@ from ..core.config import (
     Attention,
     Block,
     Decoder,
-    Embed,
     Full,
     Head,
     LayerNorm,
     Learned,
     Model,
-    Stack,
     Window,
 )
-from . import decoders, gpt2
-from .keys import MOST_BLOCKS, MOST_POSITIONS, read_keys, write_keys
-from .recipe import ConfigReader, Recipe
+from . import gpt2
+from .decoders import blocks_of, decoder, slides, window_size, with_masks
+from .keys import MOST_BLOCKS, MOST_POSITIONS, Section
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def gpt_neo(dim: int, depth: int, heads: int) -> Decoder:
@@ -32,37 +31,22 @@ def gpt_neo(dim: int, depth: int, heads: int) -> Decoder:
         Block(replace(attention, mask=mask), MLP(4 * dim, bias=True), LayerNorm())
         for mask in (Full(), Window(256))
     )
-    stack = Stack(depth, blocks, Learned(2048), last_norm=LayerNorm())
-    return Decoder(dim, 2048, Embed(50_257), stack, Head(), decoders.INIT)
+    return decoder(dim, depth, 2048, 50_257, blocks, Learned(2048), Head())
 
 
-KEYS = gpt2.keys(
-    dim="hidden_size",
-    depth="num_layers",
-    heads="num_heads",
-    hidden="intermediate_size",
-    positions="max_position_embeddings",
-    context=2048,
-    dropouts="resid_dropout embed_dropout attention_dropout",
-)
-
-
-def read_config(raw: ConfigReader) -> Model:
-    """A GPT-Neo config.json as our config."""
-    plain = gpt_neo(2048, 2, 16)
-    plain = decoders.with_blocks(plain, [decoders.first_block(plain)])
-    model = read_keys(raw, plain, KEYS)
+def _masks(raw: ConfigReader, model: Decoder) -> Decoder:
+    """``attention_types``: groups of kinds, and how many times each repeats."""
     groups = raw.value("attention_types", [[["global", "local"], 12]])
-    depth = model.decoder.depth
-    kinds = _spread(groups) if _is_grouped(groups) else []
+    depth = len(blocks_of(model))
+    spread = _is_grouped(groups)
+    kinds = [kind for group, times in groups for kind in group * times] if spread else []
     raw.must(
         len(kinds) == depth,
         "attention_types",
         f'groups such as [["global", "local"], {depth // 2}] for {depth} blocks',
     )
     window = Window(raw.integer("window_size", 256, most=MOST_POSITIONS))
-    masks = [window if kind == "local" else Full() for kind in kinds]
-    return decoders.with_blocks(model, decoders.with_masks(model, masks))
+    return with_masks(model, [window if kind == "local" else Full() for kind in kinds])
 
 
 def _is_grouped(groups: Any) -> bool:
@@ -78,20 +62,19 @@ def _is_grouped(groups: Any) -> bool:
     )
 
 
-def _spread(groups: list[Any]) -> list[str]:
-    return [kind for kinds, times in groups for _ in range(times) for kind in kinds]
+def _write_masks(model: Model) -> Settings:
+    kinds = [("global", "local")[slides(block)] for block in blocks_of(model)]
+    return {"attention_types": [[kinds, 1]], "window_size": window_size(model) or 256}
 
 
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a GPT-Neo config.json, as far as that can say it."""
-    kinds = decoders.write_windows(model)
-    names = {"full_attention": "global", "sliding_attention": "local"}
-    return {
-        **write_keys(model, KEYS),
-        "attention_types": [[[names[kind] for kind in kinds], 1]],
-        "window_size": decoders.window_size(model) or 256,
-    }
-
+WORDS = gpt2.words(
+    gpt_neo(2048, 2, 16),
+    gpt2.wide("hidden_size", "intermediate_size"),
+    gpt2.length("max_position_embeddings", 2048),
+    Section(_masks, _write_masks),
+    needed="hidden_size num_layers num_heads",
+    dropouts="resid_dropout embed_dropout attention_dropout",
+)
 
 GPT_NEO = Recipe(
     name="gpt_neo",
@@ -106,18 +89,17 @@ GPT_NEO = Recipe(
         "tinystories-28m": gpt_neo(512, 8, 16),
         "tinystories-33m": gpt_neo(768, 4, 16),
     },
-    architectures=("GPTNeoForCausalLM", "GPTNeoModel"),
-    model_type="gpt_neo",
     tokenizer="EleutherAI/gpt-neo-125m",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
+    family="GPTNeo",
     weights=gpt2.table(
+        gpt2.NORMS,
+        gpt2.MATRICES,
         {
-            **gpt2.LAYERS,
             "attn.q": "attn.attention.q_proj",
             "attn.k": "attn.attention.k_proj",
             "attn.v": "attn.attention.v_proj",
             "attn.out": "attn.attention.out_proj",
-        }
+        },
     ),
 )

@@ -4,98 +4,77 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.config import (
-    MLP,
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    Head,
-    LayerNorm,
-    Model,
-    Rotary,
-    Stack,
-)
-from ..core.errors import UserError
-from . import decoders, gpt2
-from .decoders import ATTN, BLOCK
-from .keys import Key, write_keys
+from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Model, Rotary
+from ..core.errors import need
+from . import gpt2
+from .decoders import NORMS, decoder, first_block, read_rotary, stack, turned, words, write_scaling
+from .keys import Key, Section
 from .names import Table
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def gpt_neox(dim: int, depth: int, heads: int, vocab: int = 50_304) -> Decoder:
     """The shape of GPT-NeoX: a quarter of each head turns; 2,048 positions."""
     attention, mlp = Attention(heads, bias=True), MLP(4 * dim, "gelu", bias=True)
     block = Block(attention, mlp, LayerNorm(), place="parallel_norms")
-    stack = Stack(depth, (block,), Rotary(fraction=0.25), last_norm=LayerNorm())
-    return Decoder(dim, 2048, Embed(vocab), stack, Head(tied=False), decoders.INIT)
+    return decoder(dim, depth, 2048, vocab, block, Rotary(fraction=0.25))
 
 
 def _position(raw: ConfigReader) -> Rotary:
     """Version 4 of transformers calls the numbers ``rotary_emb_base`` and ``rotary_pct``."""
     base, share = raw.number("rotary_emb_base", 10_000.0), raw.number("rotary_pct", 0.25)
     words = {"rope_theta": base, "partial_rotary_factor": share}
-    return decoders.read_rotary(ConfigReader({**raw.table, **words}, raw.source), fraction=share)
+    return read_rotary(ConfigReader({**raw.table, **words}, raw.source), fraction=share)
 
 
-KEYS = decoders.without(
-    decoders.keys(
-        Key.flag("attention_bias", f"{ATTN}.bias", True),
-        Key(
-            "use_parallel_residual",
-            f"{BLOCK}.place",
-            lambda raw: "parallel_norms" if raw.flag("use_parallel_residual", True) else "pre",
-            lambda place: place == "parallel_norms",
-        ),
-        context=2048,
-        act="gelu",
-        eps=decoders.eps("layer_norm_eps", 1e-5),
-        rotary=Key("", "decoder.position", _position),
-        dropouts="hidden_dropout attention_dropout",
-    ),
-    "head_dim num_key_value_heads",
-)
-read_config = decoders.config_reader(gpt_neox(512, 6, 8), KEYS)
-
-
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a GPT-NeoX config.json, as far as that can say it."""
-    position = decoders.stack(model).position
-    if not isinstance(position, Rotary):
-        raise UserError("The gpt_neox layout holds only rotary positions.")
+def _write_position(model: Model) -> Settings:
+    position: Any = stack(model).position
+    need(isinstance(position, Rotary), "The gpt_neox layout holds only rotary positions.")
     return {
-        **write_keys(model, KEYS),
         "rotary_emb_base": position.theta,
         "rotary_pct": position.fraction,
-        "rope_scaling": decoders.write_scaling(position.scaling),
+        "rope_scaling": write_scaling(position.scaling),
     }
 
 
+WORDS = words(
+    gpt_neox(512, 6, 8),
+    Key(
+        "use_parallel_residual",
+        "place",
+        lambda raw: "parallel_norms" if raw.flag("use_parallel_residual", True) else "pre",
+        lambda place: place == "parallel_norms",
+    ),
+    turned(_position),
+    without="head_dim num_key_value_heads",
+    dropouts="hidden_dropout attention_dropout",
+    rope=Section(encode=_write_position),
+    max_position_embeddings=2048,
+    hidden_act="gelu",
+    layer_norm_eps=1e-5,
+    attention_bias=True,
+)
 LAYER = "gpt_neox.layers.{i}"
 
 
 def weights(model: Model) -> Table:
     """The table of the model's weights: each head's queries, keys and values lie side by side."""
+    fused = gpt2.fused(
+        "attention.query_key_value",
+        layer=LAYER,
+        axes="(h 3 d) c -> (3 h d) c",
+        heads=first_block(model).attention.heads,
+    )
     return gpt2.table(
-        {
-            "attn_norm": "input_layernorm",
-            "ffn_norm": "post_attention_layernorm",
-            "attn.out": "attention.dense",
-            "ffn.up": "mlp.dense_h_to_4h",
-            "ffn.down": "mlp.dense_4h_to_h",
-        },
-        *gpt2.fused(
-            "attention.query_key_value",
-            layer=LAYER,
-            axes="(h 3 d) c -> (3 h d) c",
-            heads=decoders.first_block(model).attention.heads,
-        ),
+        NORMS,
+        gpt2.DENSE,
+        {"attn.out": "attention.dense"},
         layer=LAYER,
         token="embed_in",
         last_norm="final_layer_norm",
         prefix="gpt_neox.",
         head="embed_out",
+        more=fused,
     )
 
 
@@ -114,10 +93,8 @@ GPT_NEOX = Recipe(
         "pythia-6.9b": gpt_neox(4096, 32, 32, vocab=50_432),
         "pythia-12b": gpt_neox(5120, 36, 40, vocab=50_688),
     },
-    architectures=("GPTNeoXForCausalLM", "GPTNeoXModel"),
-    model_type="gpt_neox",
     tokenizer="EleutherAI/pythia-70m",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
+    family="GPTNeoX",
     weights=weights,
 )

@@ -3,24 +3,15 @@ turned as pairs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from ..core.config import (
-    MLP,
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    Head,
-    LayerNorm,
-    Model,
-    Rotary,
-    Stack,
-)
-from ..core.errors import UserError
-from . import decoders, gpt2
-from .keys import MOST_HEADS, Key, write_keys
-from .recipe import ConfigReader, Recipe
+from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Model, Rotary
+from ..core.errors import need
+from . import gpt2
+from .decoders import decoder, first_block, stack
+from .keys import MOST_HEADS, Key, Section
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def gptj(dim: int, depth: int, heads: int, turned: int, vocab: int = 50_400) -> Decoder:
@@ -28,8 +19,8 @@ def gptj(dim: int, depth: int, heads: int, turned: int, vocab: int = 50_400) -> 
     positions."""
     block = Block(Attention(heads), MLP(4 * dim, bias=True), LayerNorm(), place="parallel")
     position = Rotary(fraction=turned * heads / dim, interleaved=True)
-    stack = Stack(depth, (block,), position, last_norm=LayerNorm())
-    return Decoder(dim, 2048, Embed(vocab), stack, Head(tied=False, bias=True), decoders.INIT)
+    head = Head(tied=False, bias=True)
+    return decoder(dim, depth, 2048, vocab, block, position, head)
 
 
 def _fraction(raw: ConfigReader) -> float:
@@ -40,48 +31,44 @@ def _fraction(raw: ConfigReader) -> float:
     return turned / float(width)
 
 
-KEYS = gpt2.keys(
-    Key("", "decoder.position.fraction", _fraction), context=2048, table=False, tied=False
+def _write_turned(model: Model) -> Settings:
+    position: Any = stack(model).position
+    need(isinstance(position, Rotary), "The gptj layout holds only rotary positions.")
+    width = first_block(model).attention.width(model.dim)
+    return {"rotary_dim": round(width * position.fraction)}
+
+
+WORDS = gpt2.words(
+    gptj(4096, 28, 16, 64),
+    Key("", "position.fraction", _fraction),
+    gpt2.length(context=2048),
+    Section(encode=_write_turned),
+    tie_word_embeddings=False,
 )
-read_config = decoders.config_reader(gptj(4096, 28, 16, 64), KEYS)
-
-
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a GPT-J config.json, as far as that can say it."""
-    position = decoders.stack(model).position
-    if not isinstance(position, Rotary):
-        raise UserError("The gptj layout holds only rotary positions.")
-    width = decoders.first_block(model).attention.width(model.dim)
-    return {**write_keys(model, KEYS), "rotary_dim": round(width * position.fraction)}
-
 
 LAYERS = {"attn_norm": "ln_1", "ffn.up": "mlp.fc_in", "ffn.down": "mlp.fc_out"}
 GPTJ = Recipe(
     name="gptj",
     paper="Wang & Komatsuzaki 2021, GPT-J-6B: A 6 Billion Parameter Autoregressive Language Model",
     sizes={"6b": gptj(4096, 28, 16, 64)},
-    architectures=("GPTJForCausalLM", "GPTJModel"),
-    model_type="gptj",
     tokenizer="EleutherAI/gpt-j-6b",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
+    family="GPTJ",
     weights=gpt2.table(
+        LAYERS,
         {
-            **LAYERS,
             "attn.q": "attn.q_proj",
             "attn.k": "attn.k_proj",
             "attn.v": "attn.v_proj",
             "attn.out": "attn.out_proj",
-        }
+        },
     ),
 )
 
 
-def read_codegen(raw: ConfigReader) -> Model:
-    """A CodeGen config.json as our config."""
+def _pieces(raw: ConfigReader) -> None:
     heads = raw.integer("n_head", most=MOST_HEADS)
     raw.must(heads % 4 == 0, "n_head", "a multiple of 4, the pieces of its fused weights")
-    return read_config(raw)
 
 
 CODEGEN = Recipe(
@@ -93,14 +80,13 @@ CODEGEN = Recipe(
         "6b": gptj(4096, 33, 16, 64, vocab=51_200),
         "16b": gptj(6144, 34, 24, 64, vocab=51_200),
     },
-    architectures=("CodeGenForCausalLM", "CodeGenModel"),
-    model_type="codegen",
     tokenizer="Salesforce/codegen-350M-mono",
-    read_config=read_codegen,
-    write_config=write_config,
+    words=replace(WORDS, keys=(Key("", "", _pieces), *WORDS.keys)),
+    family="CodeGen",
     weights=gpt2.table(
-        {**LAYERS, "attn.out": "attn.out_proj"},
+        LAYERS,
+        {"attn.out": "attn.out_proj"},
         # four pieces, each with its queries, values and keys
-        *gpt2.fused("attn.qkv_proj", "qvk", axes="(4 3 d) c -> (3 4 d) c"),
+        more=gpt2.fused("attn.qkv_proj", "qvk", axes="(4 3 d) c -> (3 4 d) c"),
     ),
 )

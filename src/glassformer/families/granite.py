@@ -3,19 +3,8 @@ logits."""
 
 from __future__ import annotations
 
-from ..core.config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    GatedMLP,
-    Head,
-    RMSNorm,
-    Rotary,
-    Stack,
-)
-from . import decoders
-from .decoders import ATTN, BLOCK, FFN
+from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Rotary
+from .decoders import LLAMA_TABLE, decoder, words
 from .keys import Key
 from .recipe import Recipe
 
@@ -24,27 +13,25 @@ def granite(dim: int, hidden: int, scale: float, divisor: float) -> Decoder:
     """The shape of Granite 3: 40 blocks, 32 heads, 49,155 tokens, 4,096 positions."""
     attention = Attention(32, 8, scale=scale)
     block = Block(attention, GatedMLP(hidden), RMSNorm(), residual_scale=0.22)
-    stack = Stack(40, (block,), Rotary(), last_norm=RMSNorm())
     head = Head(scale=1 / divisor)
-    return Decoder(dim, 4096, Embed(49_155, scale=12.0), stack, head, decoders.INIT)
+    return decoder(dim, 40, 4096, 49_155, block, Rotary(), head, scale=12.0)
 
 
-KEYS = decoders.keys(
-    Key.flag("attention_bias", f"{ATTN}.bias", False),
-    Key.flag("mlp_bias", f"{FFN}.bias", False),
-    Key.number("embedding_multiplier", "embed.scale", 1.0),
-    Key.number("attention_multiplier", f"{ATTN}.scale", 1.0),
-    Key.number("residual_multiplier", f"{BLOCK}.residual_scale", 1.0),
+WORDS = words(
+    granite(2048, 8192, 1 / 64, 8.0),
     Key(
         "logits_scaling",
         "head.scale",
         lambda raw: 1 / raw.number("logits_scaling", 1.0, least=1e-9),
         lambda scale: round(1 / scale, 9),
     ),
-    context=2048,
+    max_position_embeddings=2048,
+    attention_bias=False,
+    mlp_bias=False,
+    embedding_multiplier=(1.0, "embed.scale"),
+    attention_multiplier=(1.0, "attention.scale"),
+    residual_multiplier=(1.0, "residual_scale"),
 )
-read_config = decoders.config_reader(granite(2048, 8192, 1 / 64, 8.0), KEYS)
-write_config = decoders.writer(KEYS)
 
 GRANITE = Recipe(
     name="granite",
@@ -53,10 +40,8 @@ GRANITE = Recipe(
         "3.0-2b": granite(2048, 8192, 1 / 64, 8.0),
         "3.0-8b": granite(4096, 12_800, 1 / 128, 16.0),
     },
-    architectures=("GraniteForCausalLM", "GraniteModel"),
-    model_type="granite",
     tokenizer="ibm-granite/granite-3.0-2b-base",
-    read_config=read_config,
-    write_config=write_config,
-    weights=decoders.table({**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}),
+    words=WORDS,
+    family="Granite",
+    weights=LLAMA_TABLE,
 )

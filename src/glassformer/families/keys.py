@@ -1,18 +1,22 @@
-"""config.json, in and out by one table a family: each word and the places in our config that it
-fills. No torch."""
+"""config.json, in and out by one table a family: each word, the place in our config that it fills,
+and its default. No torch.
+
+A place is a dotted path of our config. ``dim`` is the model's, ``depth`` that of each of its stacks,
+``attention.heads`` that of each block: the outermost that has it. What experts have in common with a
+plain feed-forward stands below ``feedforward`` too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from ..core import config
 from ..core.config import serial
 from ..core.errors import UserError, need
-from .recipe import MISSING, ConfigReader, tile
+from .recipe import MISSING, ConfigReader, Settings, tile
 
-M = TypeVar("M", bound=config.Model)
 # heads, dimensions a head, experts; hidden: far above any published
 MOST_HEADS, MOST_HIDDEN = 1 << 14, 1 << 22
 MOST_BLOCKS, MOST_POSITIONS, MOST_TOKENS = 2000, 1 << 28, 1 << 24  # blocks, positions, tokens
@@ -28,12 +32,59 @@ ACTIVATIONS: dict[str, config.Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
+# The words of many families for a place.
+PLACES = {
+    word: place
+    for place, words in {
+        "dim": "hidden_size n_embd d_model dim",
+        "depth": "num_hidden_layers n_layer n_layers num_layers",
+        "attention.heads": "num_attention_heads n_head n_heads num_heads",
+        "attention.kv_heads": "num_key_value_heads",
+        "attention.head_dim": "head_dim",
+        "attention.bias": "attention_bias",
+        "feedforward.hidden": "intermediate_size hidden_dim ffn_dim d_ff",
+        "feedforward.act": "hidden_act hidden_activation activation_function activation",
+        "feedforward.bias": "mlp_bias",
+        "feedforward.experts": "num_local_experts num_experts",
+        "feedforward.top_k": "num_experts_per_tok",
+        "feedforward.normalize": "norm_topk_prob",
+        "feedforward.balance_loss": "router_aux_loss_coef",  # weighs our own load-balancing loss
+        "norm.eps first_norm.eps last_norm.eps attention.qk_norm.eps": "rms_norm_eps norm_eps "
+        "norm_epsilon layer_norm_eps layer_norm_epsilon",
+        "context position.length": "max_position_embeddings",
+        "embed.vocab": "vocab_size",
+        "embed.segments": "type_vocab_size",
+        "head.tied": "tie_word_embeddings",
+        "init.std init.embed_std": "initializer_range init_std",
+    }.items()
+    for word in words.split()
+}
+# The largest integer of a place, by its last step.
+INTEGERS = {
+    step: most
+    for most, steps in {
+        64: "kernel",
+        MOST_BLOCKS: "depth",
+        MOST_HEADS: "heads head_dim experts top_k state_heads state groups key_heads value_heads "
+        "key_dim value_dim content_dim rope_dim",
+        MOST_HIDDEN: "hidden kv_rank q_rank",
+        MOST_POSITIONS: "context length",
+        MOST_TOKENS: "vocab",
+        1 << 20: "dim segments buckets distance",
+    }.items()
+    for step in steps.split()
+}
+NUMBERS = {
+    "eps": 1.0,
+    "dropout": 0.99,
+    "std": 10.0,
+    "tolerance": 1e3,
+}  # the largest of these, 1e12 of all else
 
 
 @dataclass(frozen=True)
 class Key:
-    """A word of a config.json, and where our config has what it says: dotted paths, as overrides
-    have them.
+    """A word of a config.json, and where our config has what it says.
 
     ``names``: the first is read, all are written. ``places``: all are set, the first is written, by
     ``write``.
@@ -44,76 +95,163 @@ class Key:
     parse: Callable[[ConfigReader], Any]
     write: Callable[[Any], Any] = lambda value: value
 
-    @classmethod
-    def integer(cls, names: str, places: str, default: Any = MISSING, most: int = 1 << 20) -> Key:
-        """An integer from 1 to ``most``."""
-        return cls(names, places, lambda raw: raw.integer(names.split()[0], default, most))
 
-    @classmethod
-    def number(cls, names: str, places: str, default: Any = MISSING, most: float = 1e12) -> Key:
-        """A finite number from 0 to ``most``."""
-        return cls(names, places, lambda raw: raw.number(names.split()[0], default, most=most))
+def key(names: str, default: Any = MISSING, places: str = "") -> Key:
+    """The key of a word whose place says what it may be; ``places`` where a family's differ."""
+    name = names.split()[0]
+    places = places or PLACES[name]
+    step = places.split()[0].rpartition(".")[2]
+    if step == "act":
+        return Key(names, places, lambda raw: raw.choice(name, ACTIVATIONS, default), act_name)
+    if isinstance(default, bool):
+        return Key(names, places, lambda raw: raw.flag(name, default))
+    if step == "kv_heads":
 
-    @classmethod
-    def flag(cls, name: str, places: str, default: bool) -> Key:
-        """True or false."""
-        return cls(name, places, lambda raw: raw.flag(name, default))
+        def grouped(raw: ConfigReader) -> Any:  # as many as heads where the file says null
+            count = None if name in raw.table else default
+            return raw.integer(name, count or raw.integer("num_attention_heads", most=MOST_HEADS))
 
-    @classmethod
-    def activation(
-        cls, names: str, places: str, default: str, options: Mapping[str, Any] = ACTIVATIONS
-    ) -> Key:
-        """Name of an activation."""
+        return Key(names, places, grouped)
+    if step in INTEGERS:
+        return Key(names, places, lambda raw: raw.integer(name, default, INTEGERS[step]))
 
-        def write(act: str) -> str:
-            if act not in ACTIVATIONS.values():
-                raise UserError(f'A layout of this shape has no name for the activation "{act}".')
-            return next(name for name, act_name in ACTIVATIONS.items() if act_name == act)
+    def number(raw: ConfigReader) -> Any:
+        return raw.number(name, default, most=NUMBERS.get(step, 1e12))
 
-        return cls(names, places, lambda raw: raw.choice(names.split()[0], options, default), write)
-
-    @classmethod
-    def only(cls, name: str, allowed: Any, reason: str) -> Key:
-        """Nothing of ours: what no module here does is refused, as ``ConfigReader.only`` says."""
-        return cls("", "", lambda raw: raw.only(name, allowed, reason))
-
-    @classmethod
-    def std(cls, name: str) -> Key:
-        """Standard deviation of initial weights; transformers' own number where ours differs from
-        matrix to matrix."""
-        parse = cls.number(name, "init.std init.embed_std", 0.02, most=10.0).parse
-        return cls(name, "init.std init.embed_std", parse, lambda std: 0.02 if std is None else std)
+    # where ours differs from matrix to matrix, transformers' own deviation
+    usual = default if step == "std" else None
+    return Key(names, places, number, lambda value: usual if value is None else value)
 
 
-def read_keys(raw: ConfigReader, model: M, keys: Sequence[Key]) -> M:
+def nullable(names: str, default: Any, places: str = "") -> Key:
+    """A key whose word may be null, and that is its default only where the word is absent."""
+    filled, empty = key(names, default, places), key(names, None, places)
+    return replace(filled, parse=lambda raw: (empty if names in raw.table else filled).parse(raw))
+
+
+def act_name(act: str) -> str:
+    """The first of transformers' names for an activation."""
+    names = (name for name, act_name in ACTIVATIONS.items() if act_name == act)
+    if (name := next(names, None)) is None:
+        raise UserError(f'A layout of this shape has no name for the activation "{act}".')
+    return name
+
+
+def only(name: str, allowed: Any, reason: str) -> Key:
+    """Nothing of ours: what no module here does is refused, as ``ConfigReader.only`` says."""
+    return Key("", "", lambda raw: raw.only(name, allowed, reason))
+
+
+def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:
+    """The keys of the words ``needed`` and of those with a default.
+
+    ``word = default`` is a word that many families have; ``word = (default, places)`` fills places
+    of its own, and a ``Key`` says all itself.
+    """
+    entries = (
+        value
+        if isinstance(value, Key)
+        else key(name, *(value if isinstance(value, tuple) else (value,)))
+        for name, value in words.items()
+    )
+    return (*map(key, needed.split()), *entries)
+
+
+def revise(
+    shared: Sequence[Key], *more: Key, without: str = "", needed: str = "", **words: Any
+) -> tuple[Key, ...]:
+    """The keys ``shared`` but for those of the words ``without``, and a family's: each takes the
+    place of the one that fills the same place of our config."""
+    kept = (entry for entry in shared if entry.names not in without.split())
+    entries = (*kept, *keys(needed, **words), *more)
+    return tuple({entry.places or index: entry for index, entry in enumerate(entries)}.values())
+
+
+@dataclass(frozen=True)
+class Section:
+    """A thing that a table of keys cannot say of a config.json: ``decode`` puts it into a model,
+    ``encode`` writes it."""
+
+    decode: Callable[[ConfigReader, Any], Any] = lambda raw, model: model
+    encode: Callable[[Any], Settings] = lambda model: {}
+
+
+@dataclass(frozen=True)
+class Words:
+    """A family's config.json both ways: a model that the keys change, then section by section."""
+
+    template: Any
+    keys: Sequence[Key]
+    sections: Sequence[Section] = ()
+
+    def decode(self, raw: ConfigReader) -> Any:
+        """The config.json as our config."""
+        model = read_keys(raw, self.template, self.keys)
+        for section in self.sections:
+            model = section.decode(raw, model)
+        return model
+
+    def encode(self, model: Any) -> Settings:
+        """Our config as a config.json, as far as that can say it."""
+        raw = write_keys(model, self.keys)
+        for section in self.sections:
+            raw |= section.encode(model)
+        return raw
+
+
+def read_keys(raw: ConfigReader, model: Any, keys: Sequence[Key]) -> Any:
     """The model with what a config.json says."""
-    values = [(key.places.split(), key.parse(raw)) for key in keys]
-    return serial.change(model, {place: value for places, value in values for place in places})
+    return fill(model, [(entry.places, entry.parse(raw)) for entry in keys])
 
 
-def write_keys(model: config.Model, keys: Sequence[Key]) -> dict[str, Any]:
+def fill(model: Any, values: Sequence[tuple[str, Any]]) -> Any:
+    """The model with values at places, where it has them."""
+    tree, changes = serial.to_dict(model), Settings()
+    for places, value in values:
+        for place in places.split():
+            changes |= dict.fromkeys((path for path, _ in _homes(tree, place)), value)
+    return serial.change(model, changes)
+
+
+def write_keys(model: Any, keys: Sequence[Key]) -> Settings:
     """Settings of a config.json for the model; UserError where the model has nothing in a place."""
-    tree = serial.to_dict(spelled_out(model))
-    return {
-        name: key.write(_at(tree, key.places.split()[0]))
-        for key in keys
-        for name in key.names.split()
-    }
+    tree, raw = serial.to_dict(spelled_out(model)), Settings()
+    for entry in (entry for entry in keys if entry.names):
+        place = entry.places.split()[0]
+        homes = [value for _, value in _homes(tree, place)]
+        need(
+            bool(homes),
+            f"No published layout of this shape holds a model without {place.rpartition('.')[0]}.",
+        )
+        raw |= dict.fromkeys(entry.names.split(), entry.write(homes[0]))
+    return raw
 
 
-def _at(node: Any, place: str) -> Any:
-    for step in place.split("."):
-        # the first block, for what all have in common
-        node = node[0] if isinstance(node, list) else node
-        if isinstance(node, dict) and step not in node:
-            node = node.get("expert")  # stands for the mixture
-        if not isinstance(node, dict) or step not in node:
-            raise UserError(
-                "No published layout of this shape holds a model without "
-                f"{place.rpartition('.')[0]}."
-            )
-        node = node[step]
-    return node
+def _homes(tree: Settings, place: str) -> list[tuple[str, Any]]:
+    """The paths and values of a place: the model's, or its stacks', or their blocks'."""
+    sides = [side for side in ("encoder", "decoder") if side in tree]
+    blocks = [f"{side}.pattern" for side in sides]
+    for prefixes in ([], sides, blocks):
+        walks = (_walk(tree, [*prefix.split("."), *place.split(".")]) for prefix in prefixes)
+        homes = [home for home in (walks if prefixes else [_walk(tree, place.split("."))]) if home]
+        if homes:
+            return homes
+    return []
+
+
+def _walk(node: Any, steps: list[str], path: str = "") -> tuple[str, Any] | None:
+    """The path and value that these steps lead to, in the first block that has them, or else in the
+    experts of a mixture."""
+    if not steps:
+        return path[1:], node
+    if isinstance(node, list):
+        homes = filter(None, (_walk(block, steps, path) for block in node))
+        return min(homes, key=lambda home: len(home[0]), default=None)
+    if not isinstance(node, dict):
+        return None
+    if steps[0] in node:
+        return _walk(node[steps[0]], steps[1:], f"{path}.{steps[0]}")
+    return _walk(node.get("expert"), steps, f"{path}.expert")
 
 
 def read_start(raw: ConfigReader, default: int | None = None) -> tuple[int, ...]:
@@ -130,7 +268,7 @@ def read_start(raw: ConfigReader, default: int | None = None) -> tuple[int, ...]
     return () if first is None else (first,) if forced is None else (first, forced)
 
 
-def write_start(model: Any) -> dict[str, Any]:
+def write_start(model: Any) -> Settings:
     """Words of a config.json for what a target begins with."""
     start = getattr(model, "start", ())
     words = ("decoder_start_token_id", "forced_bos_token_id")
@@ -145,7 +283,7 @@ def write_start(model: Any) -> dict[str, Any]:
 def spelled_out(model: config.Model) -> config.Model:
     """The config with the defaults of its blocks spelled out, so that two which mean the same are
     equal."""
-    stacks: dict[str, Any] = {
+    stacks: Settings = {
         name: _spelled_stack(stack, model.dim) for name, stack in config.stacks(model).items()
     }
     return replace(model, **stacks)

@@ -6,26 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    GatedMLP,
-    Head,
-    Model,
-    RMSNorm,
-    Rotary,
-    Stack,
-)
-from . import decoders
-from .decoders import ATTN, FFN
-from .keys import MOST_HIDDEN, Key, read_keys
+from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Rotary
+from .decoders import decoder, listed, rotary, table, variant, words
+from .keys import MOST_HIDDEN, Key, Section, keys
 from .mixers import ShortConv
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 NORM = RMSNorm(1e-5)
-KINDS = ("conv", "full_attention")
 
 
 def lfm2(dim: int, heads: int, hidden: int, attends: Sequence[int], depth: int = 16) -> Decoder:
@@ -34,8 +21,7 @@ def lfm2(dim: int, heads: int, hidden: int, attends: Sequence[int], depth: int =
     full = Block(Attention(heads, 8, qk_norm=NORM), GatedMLP(hidden), NORM)
     conv = replace(full, attention=mixer)
     blocks = tuple(full if i in attends else conv for i in range(depth))
-    stack = Stack(depth, blocks, Rotary(1e6), last_norm=NORM)
-    return Decoder(dim, 128_000, Embed(65_536), stack, Head(), decoders.INIT)
+    return decoder(dim, depth, 128_000, 65_536, blocks, Rotary(1e6), Head())
 
 
 def _hidden(raw: ConfigReader) -> int:
@@ -54,46 +40,35 @@ def _tied(raw: ConfigReader) -> bool:
     return raw.flag("tie_embedding", raw.flag("tie_word_embeddings", True))
 
 
-_SHARED = decoders.keys(
-    context=128_000,
-    kv_heads=8,
-    eps=decoders.eps("norm_eps", 1e-5, f"{ATTN}.qk_norm.eps"),
-    rotary=decoders.rotary(1e6),
-)
-KEYS = (
-    *decoders.without(_SHARED, "hidden_act intermediate_size tie_word_embeddings"),
-    Key("intermediate_size", f"{FFN}.hidden", _hidden),
-    Key("tie_word_embeddings", "head.tied", _tied),
-)
-
-
-def read_config(raw: ConfigReader) -> Model:
-    """An LFM2 config.json as our config."""
-    model = read_keys(raw, lfm2(2560, 32, 8192, (0,), 1), KEYS)
-    full, depth = decoders.first_block(model), model.decoder.depth
-    conv: Any = ShortConv(raw.integer("conv_L_cache", 3, most=64), raw.flag("conv_bias", False))
+def _convolves(raw: ConfigReader, depth: int) -> list[bool]:
     attends = raw.value("full_attn_idxs", list(range(depth)))
     raw.must(isinstance(attends, list), "full_attn_idxs", "a list of blocks' numbers")
-    kinds = decoders.read_kinds(raw, KINDS, [i in attends for i in range(depth)])
-    short = replace(full, attention=conv)
-    return decoders.with_blocks(model, [short if kind == "conv" else full for kind in kinds])
+    return [i not in attends for i in range(depth)]
 
 
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as an LFM2 config.json, as far as that can say it."""
-    stack = decoders.stack(model)
-    mixers = [stack.block(i).attention for i in range(stack.depth)]
-    conv: Any = next((mixer for mixer in mixers if isinstance(mixer, ShortConv)), ShortConv())
-    kinds = [KINDS[isinstance(mixer, Attention)] for mixer in mixers]
-    return {
-        **decoders.write(decoders.with_attention_first(model, "lfm2"), KEYS),
-        "block_auto_adjust_ff_dim": False,
-        "conv_L_cache": conv.kernel,
-        "conv_bias": conv.bias,
-        "layer_types": kinds,
-        "full_attn_idxs": [i for i, kind in enumerate(kinds) if kind == "full_attention"],
-    }
+def _write_kinds(convolves: Sequence[bool]) -> Settings:
+    attends = [i for i, is_conv in enumerate(convolves) if not is_conv]
+    return {**_KINDS.encode(convolves), "full_attn_idxs": attends}
 
+
+_KINDS = listed("conv", "full_attention", _convolves)
+WORDS = words(
+    lfm2(2560, 32, 8192, (0,), 1),
+    Key("intermediate_size", "feedforward.hidden", _hidden),
+    Key("tie_word_embeddings", "head.tied", _tied),
+    rotary(1e6),
+    Section(encode=lambda model: {"block_auto_adjust_ff_dim": False}),
+    variant(
+        "attention",
+        ShortConv(),
+        keys(conv_L_cache=(3, "kernel"), conv_bias=(False, "bias")),
+        replace(_KINDS, encode=_write_kinds),
+    ),
+    without="hidden_act intermediate_size tie_word_embeddings",
+    max_position_embeddings=128_000,
+    num_key_value_heads=8,
+    norm_eps=1e-5,
+)
 
 LFM2 = Recipe(
     name="lfm2",
@@ -103,12 +78,10 @@ LFM2 = Recipe(
         "700m": lfm2(1536, 24, 6912, (2, 5, 8, 10, 12, 14)),
         "1.2b": lfm2(2048, 32, 8192, (2, 5, 8, 10, 12, 14)),
     },
-    architectures=("Lfm2ForCausalLM", "Lfm2Model"),
-    model_type="lfm2",
     tokenizer="LiquidAI/LFM2-350M",
-    read_config=read_config,
-    write_config=write_config,
-    weights=decoders.table(
+    words=WORDS,
+    family="Lfm2",
+    weights=table(
         {
             "attn.q": "self_attn.q_proj",
             "attn.k": "self_attn.k_proj",

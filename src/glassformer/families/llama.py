@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..core.config.embed_head import Embed, Head
-from ..core.config.feedforward import GatedMLP
-from ..core.config.model import Attention, Block, Decoder, Model, Stack
-from ..core.config.norm import RMSNorm
-from ..core.config.position import Rotary
-from ..core.config.scaling import Llama3Scaling, RopeScaling
-from . import decoders
-from .decoders import ATTN, FFN
-from .keys import Key
+from ..core.config import (
+    Attention,
+    Block,
+    Decoder,
+    GatedMLP,
+    Head,
+    Llama3Scaling,
+    RMSNorm,
+    RopeScaling,
+    Rotary,
+)
+from .decoders import LLAMA_TABLE, decoder, words
 from .recipe import Recipe
 
 
 def llama2(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
     """The shape of Llama 2: 32,000 tokens, 4,096 positions."""
     block = Block(Attention(heads, kv_heads), GatedMLP(hidden), RMSNorm())
-    stack = Stack(depth, (block,), Rotary(), last_norm=RMSNorm())
-    return Decoder(dim, 4096, Embed(32_000), stack, Head(tied=False), decoders.INIT)
+    return decoder(dim, depth, 4096, 32_000, block, Rotary())
 
 
 def llama3(
@@ -34,38 +34,24 @@ def llama3(
     """The shape of Llama 3: 8 key-value heads, 128,256 tokens, 8,192 positions or, with a scaling,
     131,072."""
     block = Block(Attention(heads, 8), GatedMLP(hidden), RMSNorm())
-    stack = Stack(depth, (block,), Rotary(500_000.0, scaling=scaling), last_norm=RMSNorm())
-    return Decoder(
-        dim, 131_072 if scaling else 8192, Embed(128_256), stack, Head(tied=tied), decoders.INIT
-    )
+    context, position = 131_072 if scaling else 8192, Rotary(500_000.0, scaling=scaling)
+    return decoder(dim, depth, context, 128_256, block, position, Head(tied=tied))
 
 
 def stories(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
     """The shape of the TinyStories models of llama2.c: 512 tokens, 512 positions."""
     block = Block(Attention(heads, kv_heads), GatedMLP(hidden), RMSNorm())
-    return Decoder(
-        dim,
-        512,
-        Embed(512),
-        Stack(depth, (block,), Rotary(), last_norm=RMSNorm()),
-        Head(),
-        decoders.INIT,
-    )
+    return decoder(dim, depth, 512, 512, block, Rotary(), Head())
 
 
-KEYS = decoders.keys(
-    Key.flag("attention_bias", f"{ATTN}.bias", False),
-    Key.flag("mlp_bias", f"{FFN}.bias", False),
-    context=2048,
+WORDS = words(
+    stories(64, 5, 8, 4, 172),
+    even="llama",
+    max_position_embeddings=2048,
+    attention_bias=False,
+    mlp_bias=False,
 )
-read_config = decoders.config_reader(stories(64, 5, 8, 4, 172), KEYS)
-
-
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a Llama config.json, as far as that can say it."""
-    decoders.even_heads(model, "llama")
-    return decoders.write(model, KEYS)
-
+read_config, write_config = WORDS.decode, WORDS.encode
 
 _31, _32 = Llama3Scaling(8.0), Llama3Scaling(32.0)
 
@@ -87,11 +73,9 @@ LLAMA = Recipe(
         "3.2-3b": llama3(3072, 28, 24, 8192, _32, tied=True),
         "stories260k": stories(64, 5, 8, 4, 172),
     },
-    architectures=("LlamaForCausalLM", "LlamaModel"),
-    model_type="llama",
     tokenizer="the tokenizer.model beside the published weights",
     checkpoint="HuggingFaceTB/SmolLM2-135M",
-    read_config=read_config,
-    write_config=write_config,
-    weights=decoders.table({**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}),
+    words=WORDS,
+    family="Llama",
+    weights=LLAMA_TABLE,
 )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.config import Block, Decoder, Embed, Head, Model, NoPosition, RMSNorm, Stack
+from ..core.config import Block, Decoder, Head, Model, NoPosition, RMSNorm
 from ..core.errors import need
-from . import decoders
-from .keys import MOST_BLOCKS, MOST_HEADS, MOST_TOKENS, Key, read_keys, write_keys
+from .decoders import decoder, first_block, table
+from .keys import Section, Words, keys, only
 from .mixers import Mamba2
-from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
-MIXER = decoders.ATTN
 CONTEXT = 1 << 20  # no file tells one: a state reads any length
 
 
@@ -20,65 +18,55 @@ def mamba2(dim: int, depth: int) -> Decoder:
     """The shape of Mamba-2: heads of 64 over twice the width, 50,288 tokens, a tied head."""
     mixer: Any = Mamba2(2 * dim // 64)
     block = Block(mixer, None, RMSNorm(1e-5))
-    stack = Stack(depth, (block,), NoPosition(), last_norm=RMSNorm(1e-5))
-    return Decoder(dim, CONTEXT, Embed(50_288), stack, Head(), decoders.INIT)
+    return decoder(dim, depth, CONTEXT, 50_288, block, NoPosition(), Head())
 
 
-KEYS = (
-    Key.integer("hidden_size", "dim"),
-    Key.integer("num_hidden_layers", "decoder.depth", 64, most=MOST_BLOCKS),
-    Key.integer("vocab_size", "embed.vocab", 32_768, most=MOST_TOKENS),
-    Key.integer("num_heads", f"{MIXER}.state_heads", 128, most=MOST_HEADS),
-    Key.integer("head_dim", f"{MIXER}.head_dim", 64, most=MOST_HEADS),
-    Key.integer("state_size", f"{MIXER}.state", 128, most=MOST_HEADS),
-    Key.integer("n_groups", f"{MIXER}.groups", 8, most=MOST_HEADS),
-    Key.integer("conv_kernel", f"{MIXER}.kernel", 4, most=64),
-    Key.flag("use_bias", f"{MIXER}.bias", False),
-    Key.flag("use_conv_bias", f"{MIXER}.conv_bias", True),
-    Key.flag("tie_word_embeddings", "head.tied", False),
-    Key.std("initializer_range"),
-    Key.only("hidden_act", "silu", "the convolution and the gate here are silu"),
-    decoders.eps("layer_norm_epsilon", 1e-5, f"{MIXER}.eps"),
-)
-
-
-def read_config(raw: ConfigReader) -> Model:
-    """A Mamba-2 config.json as our config."""
-    model = read_keys(raw, mamba2(768, 1), KEYS)
+def _check(raw: ConfigReader, model: Decoder) -> Decoder:
+    """The same model, where the steps have no limit and the widths fit."""
     free = [[0.0, end] for end in (float("inf"), {"__float__": "Infinity"})]
-    raw.must(
-        raw.value("time_step_limit", free[0]) in free,
-        "time_step_limit",
-        "[0.0, Infinity]",
+    limit = raw.value("time_step_limit", free[0])
+    raw.must(limit in free, "time_step_limit", "[0.0, Infinity]")
+    expand, inner = (
+        raw.integer("expand", 2, most=64),
+        getattr(first_block(model).attention, "inner", 0),
     )
-    expand = raw.integer("expand", 2, most=64)
-    mixer = decoders.first_block(model).attention
-    assert isinstance(mixer, Mamba2)
     raw.must(
-        expand * model.dim == mixer.inner,
+        expand * model.dim == inner,
         "expand",
-        f"num_heads times head_dim ({mixer.inner}) over hidden_size ({model.dim})",
+        f"num_heads times head_dim ({inner}) over hidden_size ({model.dim})",
     )
     return model
 
 
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a Mamba-2 config.json, as far as that can say it."""
-    mixer = decoders.first_block(model).attention
+def _write_expand(model: Model) -> Settings:
+    mixer: Any = first_block(model).attention
     need(isinstance(mixer, Mamba2), "The mamba2 layout holds only blocks of Mamba2.")
-    expand = getattr(mixer, "inner", 0) // model.dim
-    return {**write_keys(model, KEYS), "expand": expand}
+    return {"expand": mixer.inner // model.dim}
 
 
-_LAYERS = {
-    "backbone.layers.{i}.norm": "decoder.blocks.{i}.attn_norm",
-    "backbone.layers.{i}.mixer.in_proj": "decoder.blocks.{i}.attn.in_proj",
-    "backbone.layers.{i}.mixer.conv1d": "decoder.blocks.{i}.attn.conv",
-    "backbone.layers.{i}.mixer.norm": "decoder.blocks.{i}.attn.norm",
-    "backbone.layers.{i}.mixer.out_proj": "decoder.blocks.{i}.attn.out_proj",
-    "backbone.norm_f": "decoder.last_norm",
-    "lm_head": "head.proj",
-}
+WORDS = Words(
+    mamba2(768, 1),
+    (
+        *keys(
+            "hidden_size",
+            num_hidden_layers=64,
+            vocab_size=32_768,
+            num_heads=(128, "attention.state_heads"),
+            head_dim=64,
+            state_size=(128, "attention.state"),
+            n_groups=(8, "attention.groups"),
+            conv_kernel=(4, "attention.kernel"),
+            use_bias=(False, "attention.bias"),
+            use_conv_bias=(True, "attention.conv_bias"),
+            tie_word_embeddings=False,
+            initializer_range=0.02,
+            layer_norm_epsilon=(1e-5, "norm.eps last_norm.eps attention.eps"),
+        ),
+        only("hidden_act", "silu", "the convolution and the gate here are silu"),
+    ),
+    (Section(_check, _write_expand),),
+)
+
 MAMBA2 = Recipe(
     name="mamba2",
     paper="Dao & Gu 2024, Transformers are SSMs (arXiv 2405.21060)",
@@ -89,21 +77,22 @@ MAMBA2 = Recipe(
         "1.3b": mamba2(2048, 48),
         "2.7b": mamba2(2560, 64),
     },
-    architectures=("Mamba2ForCausalLM", "Mamba2Model"),
-    model_type="mamba2",
     tokenizer="EleutherAI/gpt-neox-20b",
-    read_config=read_config,
-    write_config=write_config,
-    weights=Table(
-        (
-            NameRule("backbone.embeddings.weight", "embed.token.weight"),
-            *rules(_LAYERS),
-            *(
-                NameRule(f"backbone.layers.{{i}}.mixer.{name}", f"decoder.blocks.{{i}}.attn.{name}")
-                for name in ("A_log", "D", "dt_bias")
-            ),
-        ),
-        copies=(("lm_head.weight", "backbone.embeddings.weight"),),
+    words=WORDS,
+    family="Mamba2",
+    weights=table(
+        {
+            "attn_norm": "norm",
+            "attn.in_proj": "mixer.in_proj",
+            "attn.conv": "mixer.conv1d",
+            "attn.norm": "mixer.norm",
+            "attn.out_proj": "mixer.out_proj",
+        },
+        tables={f"attn.{name}": f"mixer.{name}" for name in ("A_log", "D", "dt_bias")},
+        layer="backbone.layers.{i}",
+        token="backbone.embeddings",
+        last_norm="backbone.norm_f",
         prefix="backbone.",
+        ignore=(),
     ),
 )

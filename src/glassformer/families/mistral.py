@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..core.config import (
     Attention,
     Block,
     Decoder,
-    Embed,
     Full,
     GatedMLP,
-    Head,
     MaskRule,
-    Model,
     RMSNorm,
     Rotary,
-    Stack,
     Window,
 )
-from . import decoders
-from .keys import Key
+from .decoders import LLAMA_TABLE, decoder, window, words
+from .keys import only
 from .recipe import Recipe
 
 
@@ -35,24 +29,17 @@ def mistral(
 ) -> Decoder:
     """The shape of Mistral: 32 heads, 8 of keys and values, 14,336 wide inside."""
     block = Block(Attention(32, 8, head_dim, mask=mask), GatedMLP(14_336), RMSNorm())
-    stack = Stack(depth, (block,), Rotary(theta), last_norm=RMSNorm())
-    return Decoder(dim, context, Embed(vocab), stack, Head(tied=False), decoders.INIT)
+    return decoder(dim, depth, context, vocab, block, Rotary(theta))
 
 
-KEYS = decoders.keys(
-    Key.only("layer_types", None, "the blocks of a Mistral all see the same"),
-    decoders.window(4096),
-    context=131_072,
-    kv_heads=8,
+WORDS = words(
+    mistral(),
+    only("layer_types", None, "the blocks of a Mistral all see the same"),
+    window(4096),
+    even="mistral",
+    max_position_embeddings=131_072,
+    num_key_value_heads=8,
 )
-read_config = decoders.config_reader(mistral(), KEYS)
-
-
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a Mistral config.json, as far as that can say it."""
-    decoders.even_heads(model, "mistral")
-    return decoders.write(model, KEYS)
-
 
 MISTRAL = Recipe(
     name="mistral",
@@ -63,10 +50,8 @@ MISTRAL = Recipe(
         "7b-v0.3": mistral(vocab=32_768),
         "nemo-12b": mistral(131_072, 131_072, dim=5120, depth=40, head_dim=128),
     },
-    architectures=("MistralForCausalLM", "MistralModel"),
-    model_type="mistral",
     tokenizer="mistralai/Mistral-7B-v0.1",
-    read_config=read_config,
-    write_config=write_config,
-    weights=decoders.table({**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}),
+    words=WORDS,
+    family="Mistral",
+    weights=LLAMA_TABLE,
 )

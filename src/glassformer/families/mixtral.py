@@ -2,56 +2,36 @@
 
 from __future__ import annotations
 
-from ..core.config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    GatedMLP,
-    Head,
-    MoE,
-    RMSNorm,
-    Rotary,
-    Stack,
-)
-from . import decoders
-from .decoders import FFN
-from .keys import MOST_HEADS, Key
-from .names import NameRule
+from ..core.config import Attention, Block, Decoder, GatedMLP, MoE, RMSNorm, Rotary
+from .decoders import ATTENTION, NORMS, decoder, experts, rotary, table, window, words
+from .keys import only
 from .recipe import Recipe
 
 
 def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance: float) -> Decoder:
     """The shape of Mixtral: 8 key-value heads, 32,000 tokens."""
     block = Block(Attention(heads, 8), MoE(8, 2, GatedMLP(hidden), balance_loss=balance), RMSNorm())
-    stack = Stack(depth, (block,), Rotary(1e6), last_norm=RMSNorm())
-    return Decoder(dim, context, Embed(32_000), stack, Head(tied=False), decoders.INIT)
+    return decoder(dim, depth, context, 32_000, block, Rotary(1e6))
 
 
-KEYS = decoders.keys(
-    Key.only("router_jitter_noise", 0.0, "no router here shakes what it reads"),
-    Key.integer("num_local_experts", f"{FFN}.experts", 8, most=MOST_HEADS),
-    Key.integer("num_experts_per_tok", f"{FFN}.top_k", 2, most=MOST_HEADS),
-    # weighs our own load-balancing loss
-    Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", 0.001),
-    decoders.window(),
-    context=131_072,
-    kv_heads=8,
-    mlp=f"{FFN}.expert",
-    eps=decoders.eps("rms_norm_eps", 1e-5),
-    rotary=decoders.rotary(1e6),
+STILL_ROUTER = only("router_jitter_noise", 0.0, "no router here shakes what it reads")
+WORDS = words(
+    mixtral(4096, 32, 32, 14_336, 32_768, 0.001),
+    STILL_ROUTER,
+    window(),
+    rotary(1e6),
+    max_position_embeddings=131_072,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    router_aux_loss_coef=0.001,
 )
-read_config = decoders.config_reader(mixtral(4096, 32, 32, 14_336, 32_768, 0.001), KEYS)
-write_config = decoders.writer(KEYS)
-_MIXTURE = f"{decoders.THEIRS}.block_sparse_moe"
-
-WEIGHTS = decoders.table(
-    {**decoders.ATTENTION, **decoders.NORMS},
-    NameRule(f"{_MIXTURE}.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-    NameRule(f"{_MIXTURE}.experts.{{e}}.w1.weight", f"{decoders.OURS}.ffn.gate"),
-    NameRule(f"{_MIXTURE}.experts.{{e}}.w2.weight", f"{decoders.OURS}.ffn.down"),
-    NameRule(f"{_MIXTURE}.experts.{{e}}.w3.weight", f"{decoders.OURS}.ffn.up"),
-)
+EXPERTS = {
+    "ffn.router.weight": "block_sparse_moe.gate.weight",
+    **experts("block_sparse_moe.experts.{e}.{}.weight", "w1", "w3", "w2"),
+}
+WEIGHTS = table(ATTENTION, NORMS, tables=EXPERTS)
 MIXTRAL = Recipe(
     name="mixtral",
     paper="Jiang et al. 2024, Mixtral of Experts (arXiv 2401.04088)",
@@ -59,10 +39,8 @@ MIXTRAL = Recipe(
         "8x7b": mixtral(4096, 32, 32, 14_336, 32_768, balance=0.02),
         "8x22b": mixtral(6144, 56, 48, 16_384, 65_536, balance=0.001),
     },
-    architectures=("MixtralForCausalLM", "MixtralModel"),
-    model_type="mixtral",
     tokenizer="mistralai/Mixtral-8x7B-v0.1",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
+    family="Mixtral",
     weights=WEIGHTS,
 )

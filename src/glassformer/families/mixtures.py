@@ -3,123 +3,112 @@ and blocks that predict later tokens, which a file may hold beside the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Decoder, GatedMLP, Model
-from ..core.errors import UserError
+from ..core.config import GatedMLP, Model
+from ..core.errors import need
 from . import decoders
-from .decoders import OURS, THEIRS
-from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN
-from .names import NameRule, Table
-from .recipe import ConfigReader
+from .decoders import EXPERTS, GATED, NORMS, THEIRS, Choice, blocks_of, variant
+from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, Key, Section, keys
+from .names import Names, Table
+from .recipe import ConfigReader, Settings
 from .routed import RoutedMoE
 
-EXPERTS = tuple(
-    NameRule(f"{THEIRS}.mlp.experts.{{e}}.{layer}_proj.weight", f"{OURS}.ffn.{layer}")
-    for layer in ("gate", "up", "down")
-)
-ROUTER = (
-    NameRule(f"{THEIRS}.mlp.gate.weight", f"{OURS}.ffn.router.weight"),
-    NameRule(f"{THEIRS}.mlp.gate.e_score_correction_bias", f"{OURS}.ffn.correction"),
-)
-LAYERS = {
-    **decoders.GATED,
-    **decoders.NORMS,
-    **{
-        f"ffn.shared.{layer}": f"mlp.shared_experts.{layer}_proj"
-        for layer in ("gate", "up", "down")
-    },
+NAMES = {**EXPERTS, "ffn.correction": "mlp.gate.e_score_correction_bias"}
+SHARED = {
+    f"ffn.shared.{layer}": f"mlp.shared_experts.{layer}_proj" for layer in ("gate", "up", "down")
 }
+UNPREDICTED = Section(encode=lambda model: {"num_nextn_predict_layers": 0})
 
 
-def count(raw: ConfigReader, key: str, default: int) -> int:
-    """An integer from 0 on."""
-    value = raw.value(key, default)
-    raw.must(type(value) is int and 0 <= value <= MOST_BLOCKS, key, "a number of blocks, or 0")
-    return int(value)
+def routed(
+    layout: str,
+    default: RoutedMoE,
+    dense: int,
+    grouped: Callable[[ConfigReader], bool] = lambda raw: True,
+) -> Section:
+    """A routed mixture in every block but the first ``dense``; numbers are those where the file does
+    not say. ``grouped``: whether it chooses within groups."""
+    hidden, shared = default.expert.hidden, default.shared
 
+    def groups(word: str, place: str) -> Key:
+        usual = getattr(default, place)
+        return Key(
+            word,
+            place,
+            lambda raw: raw.integer(word, usual, most=MOST_HEADS) if grouped(raw) else 1,
+        )
 
-def read_mixture(raw: ConfigReader, mlp: GatedMLP, default: RoutedMoE, groups: str) -> RoutedMoE:
-    """The mixture of a config.json whose dense blocks have ``mlp``; ``default`` where the file does
-    not say, ``groups``: the words for groups, or none."""
-    raw.only("moe_layer_freq", 1, "every block after the dense ones is a mixture")
-    hidden = raw.integer("moe_intermediate_size", default.expert.hidden, most=MOST_HIDDEN)
-    shared = raw.integer("n_shared_experts", _shared(default), most=MOST_HEADS)
-    names = groups.split() or ["", ""]
-    values = (
-        raw.integer(name, default, most=MOST_HEADS) if name else 1
-        for name, default in zip(names, (default.groups, default.top_groups), strict=True)
-    )
-    total, top = values
-    return replace(
+    def experts(raw: ConfigReader) -> Any:
+        count = raw.integer("num_local_experts", default.experts, most=MOST_HEADS)
+        return raw.integer("n_routed_experts", count, most=MOST_HEADS)
+
+    def wide(raw: ConfigReader) -> Any:
+        """The width of the shared expert: that of so many experts."""
+        usual = shared.hidden // hidden if shared else 0
+        count = raw.integer("n_shared_experts", usual, most=MOST_HEADS)
+        return count * raw.integer("moe_intermediate_size", hidden, most=MOST_HIDDEN)
+
+    def scale(raw: ConfigReader) -> Any:
+        return raw.number("routed_scaling_factor", default.scale, least=1e-6)
+
+    def make(raw: ConfigReader, mlp: GatedMLP) -> RoutedMoE:
+        raw.only("moe_layer_freq", 1, "every block after the dense ones is a mixture")
+        return replace(default, expert=replace(mlp, bias=False), shared=mlp)
+
+    def first_dense(raw: ConfigReader, depth: int) -> list[bool]:
+        count = raw.value("first_k_dense_replace", dense)
+        fits = type(count) is int and 0 <= count <= MOST_BLOCKS
+        raw.must(fits, "first_k_dense_replace", "a number of blocks, or 0")
+        return [i >= count for i in range(depth)]
+
+    def write_dense(mixtures: Sequence[bool]) -> Settings:
+        return {"first_k_dense_replace": len(mixtures) - sum(mixtures)}
+
+    missing = f"The {layout} layout holds only mixtures with a shared expert."
+    section = variant(
+        "feedforward",
         default,
-        experts=raw.integer(
-            "n_routed_experts",
-            raw.integer("num_local_experts", default.experts, most=MOST_HEADS),
-            most=MOST_HEADS,
+        keys(
+            moe_intermediate_size=(hidden, "expert.hidden"),
+            n_routed_experts=Key("n_routed_experts", "experts", experts),
+            num_experts_per_tok=(default.top_k, "top_k"),
+            n_shared_experts=Key("n_shared_experts", "shared.hidden", wide),
+            norm_topk_prob=(default.normalize, "normalize"),
+            routed_scaling_factor=Key("routed_scaling_factor", "scale", scale),
+            n_group=groups("n_group", "groups"),
+            topk_group=groups("topk_group", "top_groups"),
         ),
-        top_k=raw.integer("num_experts_per_tok", default.top_k, most=MOST_HEADS),
-        expert=replace(mlp, hidden=hidden, bias=False),
-        shared=replace(mlp, hidden=shared * hidden),
-        normalize=raw.flag("norm_topk_prob", default.normalize),
-        scale=raw.number("routed_scaling_factor", default.scale, least=1e-6),
-        groups=total,
-        top_groups=top,
+        Choice(first_dense, write_dense),
+        make,
+        missing,
     )
 
+    def encode(model: Model) -> Settings:
+        raw = section.encode(model)
+        width, remainder = divmod(raw["n_shared_experts"], raw["moe_intermediate_size"])
+        need(not remainder, f"The {layout} layout has a shared expert as wide as several experts.")
+        if not raw["first_k_dense_replace"]:
+            raw["intermediate_size"] = raw["n_shared_experts"]
+        return {**raw, "n_shared_experts": width}
 
-def _shared(mixture: RoutedMoE) -> int:
-    """Number of experts that the shared network is as wide as."""
-    return mixture.shared.hidden // mixture.expert.hidden if mixture.shared else 0
-
-
-def with_mixture(raw: ConfigReader, model: Decoder, mixture: RoutedMoE, dense: int) -> Decoder:
-    """The model with a mixture in every block but the first; ``dense`` of these where the file does
-    not say."""
-    block, depth = decoders.first_block(model), model.decoder.depth
-    first = min(count(raw, "first_k_dense_replace", dense), depth)
-    mixes = replace(block, feedforward=mixture)
-    return decoders.with_blocks(model, [block] * first + [mixes] * (depth - first))
+    return replace(section, encode=encode)
 
 
-def write_mixture(model: Model, layout: str) -> dict[str, Any]:
-    """The words of the model's mixture and of its dense blocks."""
-    stack = decoders.stack(model)
-    thinks = [stack.block(i).feedforward for i in range(stack.depth)]
-    mixture = next((think for think in thinks if isinstance(think, RoutedMoE)), None)
-    if mixture is None or mixture.shared is None:
-        raise UserError(f"The {layout} layout holds only mixtures with a shared expert.")
-    if mixture.shared.hidden % mixture.expert.hidden:
-        raise UserError(f"The {layout} layout has a shared expert as wide as several experts.")
-    dense = [think for think in thinks if isinstance(think, GatedMLP)]
-    return {
-        "intermediate_size": dense[0].hidden if dense else mixture.shared.hidden,
-        "moe_intermediate_size": mixture.expert.hidden,
-        "n_routed_experts": mixture.experts,
-        "num_experts_per_tok": mixture.top_k,
-        "n_shared_experts": _shared(mixture),
-        "norm_topk_prob": mixture.normalize,
-        "routed_scaling_factor": mixture.scale,
-        "n_group": mixture.groups,
-        "topk_group": mixture.top_groups,
-        "first_k_dense_replace": len(dense),
-    }
-
-
-def table(layer_names: Mapping[str, str]) -> Callable[[Model], Table]:
+def table(*layers: Names) -> Callable[[Model], Table]:
     """The table of names for a model: blocks after its last, which predict later tokens, are
     ignored."""
-    names = decoders.table({**layer_names, **LAYERS}, *ROUTER, *EXPERTS)
+    names = decoders.table(*layers, GATED, NORMS, SHARED, tables=NAMES)
+    inside = [rule.file_name for rule in names.rules if rule.file_name.startswith(THEIRS)]
+    later = ("enorm", "hnorm", "eh_proj", "shared_head.norm", "shared_head.head", "embed_tokens")
+    inside += [f"{THEIRS}.{name}.weight" for name in later]
 
     def of(model: Model) -> Table:
-        after = f"model.layers.{decoders.stack(model).depth}"
-        inside = [rule.file_name for rule in names.rules if rule.file_name.startswith(THEIRS)]
-        inside += [f"{THEIRS}.{name}.weight" for name in ("enorm", "hnorm", "eh_proj")]
-        inside += [f"{THEIRS}.{name}.weight" for name in ("shared_head.norm", "shared_head.head")]
-        inside.append(f"{THEIRS}.embed_tokens.weight")
-        later = tuple(name.replace(THEIRS, after) for name in inside)
-        return replace(names, ignore=names.ignore + later)
+        after = f"model.layers.{len(blocks_of(model))}"
+        return replace(
+            names, ignore=(*names.ignore, *(name.replace(THEIRS, after) for name in inside))
+        )
 
     return of

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+Names: TypeAlias = Mapping[str, str]  # of layers, those of the files and ours
+Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,13 @@ class Table:
 
     rules: tuple[NameRule, ...]
     ignore: tuple[str, ...] = ()
-    copies: tuple[tuple[str, str], ...] = ()
+    copies: Pairs = ()
     prefix: str = ""
-    renamed: tuple[tuple[str, str], ...] = ()
+    renamed: Pairs = ()
     constants: tuple[tuple[str, Callable[[Any], bool]], ...] = ()
 
 
-def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[NameRule, ...]:
+def rules(layers: Names, transpose: bool = False) -> tuple[NameRule, ...]:
     """A rule for weight and bias of each of their layers and ours; ``transpose``: the weights."""
     suffixes = {"weight": transpose, "bias": False}
     pairs = [

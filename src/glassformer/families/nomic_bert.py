@@ -6,70 +6,52 @@ Files of the hub may say the same in GPT-2's words (``n_embd``), which are read 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import GatedMLP
 from ..core.config.init import Init
-from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, Encoder, Model, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Rotary
-from .decoders import read_rotary, write_scaling
+from . import encoders
+from .bert import SHARED
+from .decoders import rotary, write_rope_table
 from .encoders import (
     LABELS,
     MASKED,
     TOKENS,
-    architectures,
+    blocks,
     head_name,
     head_of,
+    label_layers,
     read_heads,
-    weight_and_bias,
     write_heads,
 )
-from .keys import (
-    ACTIVATIONS,
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
-    read_keys,
-    write_keys,
-)
+from .keys import key, only, read_keys, revise, write_keys
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
-BLOCK = "encoder.pattern"
-KEYS = (
-    Key.only("activation_function", "swiglu", "the gate here is SwiGLU's"),
-    Key.only("qkv_proj_bias", False, "this family has no biases"),
-    Key.only("mlp_fc1_bias", False, "this family has no biases"),
-    Key.only("mlp_fc2_bias", False, "this family has no biases"),
-    Key.only("prenorm", False, "the norms of this family come after"),
-    Key.only("parallel_block", False, "the layers of this family come one after the other"),
-    Key.only("use_rms_norm", False, "the norms of this family are LayerNorms"),
-    Key.only("causal", False, "this family sees both sides of every token"),
-    Key.only("rotary_emb_fraction", 1.0, "this family turns all of each head"),
-    Key.only("rotary_emb_interleaved", False, "this family pairs halves"),
-    Key.only("rotary_scaling_factor", None, "positions here are not scaled by the length"),
-    Key.only("moe_every_n_layers", 0, "mixtures of experts are not read for this family"),
-    Key.integer("hidden_size", "dim", 768),
-    Key.integer("num_hidden_layers", "encoder.depth", 12, most=MOST_BLOCKS),
-    Key.integer("num_attention_heads", f"{BLOCK}.attention.heads", 12, most=MOST_HEADS),
-    Key.integer("head_dim", f"{BLOCK}.attention.head_dim", None, most=MOST_HEADS),
-    Key.integer("intermediate_size", f"{BLOCK}.feedforward.hidden", 3072, most=MOST_HIDDEN),
-    Key.integer("max_position_embeddings", "context", 2048, most=MOST_POSITIONS),
-    Key.integer("type_vocab_size", "embed.segments", 2),
-    Key.integer("vocab_size", "embed.vocab", 30_528, most=MOST_TOKENS),
-    Key.activation("hidden_act", f"{BLOCK}.feedforward.act", "silu"),
-    Key.number("layer_norm_eps", f"{BLOCK}.norm.eps encoder.first_norm.eps", 1e-12, most=1.0),
-    Key.number(
-        "hidden_dropout_prob attention_probs_dropout_prob", "encoder.dropout", 0.0, most=0.99
-    ),
-    Key("", "encoder.position", lambda raw: read_rotary(raw, 1000.0)),
-    Key.std("initializer_range"),
+KEYS = revise(
+    SHARED,
+    only("activation_function", "swiglu", "the gate here is SwiGLU's"),
+    only("qkv_proj_bias", False, "this family has no biases"),
+    only("mlp_fc1_bias", False, "this family has no biases"),
+    only("mlp_fc2_bias", False, "this family has no biases"),
+    only("prenorm", False, "the norms of this family come after"),
+    only("parallel_block", False, "the layers of this family come one after the other"),
+    only("use_rms_norm", False, "the norms of this family are LayerNorms"),
+    only("causal", False, "this family sees both sides of every token"),
+    only("rotary_emb_fraction", 1.0, "this family turns all of each head"),
+    only("rotary_emb_interleaved", False, "this family pairs halves"),
+    only("rotary_scaling_factor", None, "positions here are not scaled by the length"),
+    only("moe_every_n_layers", 0, "mixtures of experts are not read for this family"),
+    key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
+    rotary(1000.0),
+    without="max_position_embeddings",
+    head_dim=None,
+    max_position_embeddings=(2048, "context"),
+    hidden_act="silu",
 )
 OLDER = {
     "n_embd": "hidden_size",
@@ -99,29 +81,24 @@ def read_config(raw: ConfigReader) -> Model:
     renamed = {OLDER[name]: value for name, value in raw.table.items() if name in OLDER}
     raw = replace(raw, table={**renamed, **raw.table})
     model = read_keys(raw, replace(nomic_bert(), head=None), KEYS)
-    act = ACTIVATIONS[raw.value("hidden_act", "silu")]
-    words = Head(bias=True, transform=act, norm=stacks(model)["encoder"].first_norm)
-    model, pooled = read_heads(raw, model, words, "tanh"), raw.flag("add_pooling_layer", False)
+    model, pooled = read_heads(raw, model, "tanh"), raw.flag("add_pooling_layer", False)
     held = any(raw.holds(f"{prefix}pooler.dense.weight") for prefix in ("", "nomic_bert."))
     bare = not head_of(raw) and (pooled or held)
     return replace(model, pool=Pool("first", "tanh")) if bare else model
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
+def write_config(model: Encoder) -> Settings:
     """Our config as a Nomic BERT config.json, as far as that can say it."""
-    position = stacks(model)["encoder"].position
-    rotary = position if isinstance(position, Rotary) else Rotary()
-    scaling = write_scaling(rotary.scaling) or {"rope_type": "default"}
     raw = {
         **write_heads(model, "NomicBert"),
         **write_keys(model, KEYS),
-        "rope_parameters": {"rope_theta": rotary.theta, **scaling},
+        **write_rope_table(model, theta_first=True),
         "pad_token_id": 0,  # transformers takes no null; where a weight starts is all it says
     }
     return raw if head_name(model) else {**raw, "add_pooling_layer": model.pool is not None}
 
 
-ROOT, BLOCKS = "nomic_bert", "nomic_bert.encoder.layers.{i}"
+ROOT, BLOCKS = "nomic_bert", "nomic_bert.encoder.layers"
 POOLER, WORDS = "nomic_bert.pooler.dense", "cls.predictions"
 _LAYER = {
     "attn.out_proj": "attn.out",
@@ -135,33 +112,17 @@ _LAYER = {
 
 def table(model: Encoder) -> Table:
     """The names of the weights, queries, keys and values in one; labels by the head."""
-    layers = {
-        f"{BLOCKS}.{name}": f"encoder.blocks.{{i}}.{param_name}"
-        for name, param_name in _LAYER.items()
-    }
-    words = {
-        f"{WORDS}.transform.dense": "head.transform",
-        f"{WORDS}.transform.layer_norm": "head.norm",
-    }
-    labels = {"classifier": "token_head.proj" if model.token_head is not None else "pool.proj"}
-    bias, copy = f"{WORDS}.bias", f"{WORDS}.decoder.bias"
-    tied = model.head is not None and model.head.tied
-    if model.head is not None and not tied:
-        bias, copy = copy, bias
-    tokens = f"{ROOT}.embeddings.word_embeddings.weight"
     qkv = tuple(f"encoder.blocks.{{i}}.attn.{name}.weight" for name in "qkv")
-    all_rules = (
-        NameRule(tokens, "embed.token.weight"),
+    inside = (
+        NameRule(f"{ROOT}.embeddings.word_embeddings.weight", "embed.token.weight"),
         NameRule(f"{ROOT}.embeddings.token_type_embeddings.weight", "embed.segment.weight"),
-        NameRule(f"{BLOCKS}.attn.Wqkv.weight", qkv),
-        *rules({f"{ROOT}.emb_ln": "encoder.first_norm", **layers, **words, **labels}),
-        *rules({POOLER: "pool.transform"}),
-        NameRule(f"{WORDS}.decoder.weight", "head.proj.weight"),
-        NameRule(bias, "head.proj.bias"),
+        NameRule(f"{BLOCKS}.{{i}}.attn.Wqkv.weight", qkv),
+        *rules({f"{ROOT}.emb_ln": "encoder.first_norm"}),
+        *blocks(BLOCKS, _LAYER),
     )
-    unused = (*weight_and_bias(POOLER, *words, f"{WORDS}.decoder"), f"{WORDS}.bias")
-    copies = ((f"{WORDS}.decoder.weight", tokens), (copy, bias)) if tied else ()
-    return Table(all_rules, unused, copies, prefix=f"{ROOT}.")
+    layers = {POOLER: "pool.transform", **label_layers(model, {"classifier": "pool.proj"})}
+    names = (f"{WORDS}.transform.dense", f"{WORDS}.transform.layer_norm")
+    return encoders.table(model, ROOT, WORDS, names, inside, layers, (POOLER,))
 
 
 NOMIC_BERT = Recipe(
@@ -172,12 +133,12 @@ NOMIC_BERT = Recipe(
         "base": nomic_bert(),
         "embed-v1.5": replace(nomic_bert(), head=None, pool=Pool("mean")),
     },
-    architectures=architectures("NomicBert", MASKED, LABELS, TOKENS),
+    family="NomicBert",
+    heads=(MASKED, LABELS, TOKENS),
     model_type="nomic_bert",
     tokenizer="nomic-ai/nomic-embed-text-v1.5 (WordPiece, uncased)",
     read_config=read_config,
     write_config=write_config,
     weights=table,
-    bare=("NomicBertModel",),
     fixed=("pad_token_id",),
 )

@@ -7,7 +7,6 @@ experts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import (
     Attention,
@@ -15,20 +14,34 @@ from ..core.config import (
     Decoder,
     Embed,
     GatedMLP,
-    Head,
     Model,
     MoE,
     RMSNorm,
     Rotary,
-    Stack,
     Window,
     YarnScaling,
 )
-from . import decoders
-from .decoders import ATTN, FFN
-from .keys import MOST_HEADS, MOST_POSITIONS, Key, read_keys
-from .names import NameRule
-from .recipe import ConfigReader, Recipe
+from .decoders import (
+    ATTENTION,
+    EXPERTS,
+    GATED,
+    NORMS,
+    OUTPUT_NORMS,
+    QK_NORMS,
+    decoder,
+    first_block,
+    local_scheme,
+    read_rotary,
+    read_schemes,
+    stack,
+    table,
+    turned,
+    windows,
+    words,
+    write_rope_table,
+)
+from .keys import Section, only
+from .recipe import ConfigReader, Recipe, Settings
 
 NORM = RMSNorm(1e-6)
 THETA3 = 500_000.0  # of both kinds of block
@@ -38,29 +51,13 @@ def olmo2(dim: int, depth: int, heads: int, hidden: int, kv_heads: int | None = 
     """The shape of OLMo 2: 100,352 tokens, 4,096 positions."""
     attention = Attention(heads, kv_heads, qk_norm=NORM, qk_norm_whole=True)
     block = Block(attention, GatedMLP(hidden), NORM, place="output")
-    stack = Stack(depth, (block,), Rotary(500_000.0), last_norm=NORM)
-    return Decoder(dim, 4096, Embed(100_352), stack, Head(tied=False), decoders.INIT)
+    return decoder(dim, depth, 4096, 100_352, block, Rotary(500_000.0))
 
 
-KEYS = decoders.keys(
-    Key.flag("attention_bias", f"{ATTN}.bias", False),
-    context=2048,
-    eps=decoders.eps("rms_norm_eps", 1e-5, f"{ATTN}.qk_norm.eps"),
+WORDS = words(
+    olmo2(2048, 16, 16, 8192), max_position_embeddings=2048, rms_norm_eps=1e-5, attention_bias=False
 )
-read_config = decoders.config_reader(olmo2(2048, 16, 16, 8192), KEYS)
-write_config = decoders.writer(KEYS)
-
-_NORMED = {
-    **decoders.ATTENTION,
-    "attn.q_norm": "self_attn.q_norm",
-    "attn.k_norm": "self_attn.k_norm",
-}
-LAYERS = {
-    **_NORMED,
-    **decoders.GATED,
-    "attn_norm": "post_attention_layernorm",
-    "ffn_norm": "post_feedforward_layernorm",
-}
+LAYERS = table(ATTENTION, QK_NORMS, GATED, OUTPUT_NORMS)
 OLMO2 = Recipe(
     name="olmo2",
     paper="OLMo Team 2024, 2 OLMo 2 Furious (arXiv 2501.00656)",
@@ -70,12 +67,10 @@ OLMO2 = Recipe(
         "13b": olmo2(5120, 40, 40, 13_824),
         "32b": olmo2(5120, 64, 40, 27_648, kv_heads=8),
     },
-    architectures=("Olmo2ForCausalLM", "Olmo2Model"),
-    model_type="olmo2",
     tokenizer="allenai/OLMo-2-0425-1B",
-    read_config=read_config,
-    write_config=write_config,
-    weights=decoders.table(LAYERS),
+    words=WORDS,
+    family="Olmo2",
+    weights=LAYERS,
 )
 
 
@@ -83,63 +78,44 @@ def olmo3(dim: int, depth: int, heads: int, hidden: int, kv_heads: int | None = 
     """The shape of OLMo 3: windows of 4,096 in three of four blocks, 100,278 tokens, 65,536
     positions."""
     plain = olmo2(dim, depth, heads, hidden, kv_heads)
-    full = decoders.first_block(plain)
+    full = first_block(plain)
     slides = replace(
         full, attention=replace(full.attention, mask=Window(4096)), position=Rotary(THETA3)
     )
     yarn = YarnScaling(8.0, 8192, 32.0, 1.0, 1.2079441541679836)
-    stack = replace(
-        decoders.stack(plain),
+    body = replace(
+        stack(plain),
         pattern=(slides, slides, slides, full),
         position=Rotary(THETA3, scaling=yarn),
     )
-    return replace(plain, context=65_536, embed=Embed(100_278), decoder=stack)
+    return replace(plain, context=65_536, embed=Embed(100_278), decoder=body)
 
 
 def _positions3(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     """The schemes of blocks with a window and of the others; a scaling of version 4 of transformers
     is of the others alone."""
     if raw.inside("rope_parameters") is not None:
-        return decoders.read_schemes(raw, THETA3, THETA3)
+        return read_schemes(raw, THETA3, THETA3)
     raw.only("rope_theta", THETA3, "every OLMo 3 has that of 500,000")
-    return Rotary(THETA3), decoders.read_rotary(raw, THETA3)
+    return Rotary(THETA3), read_rotary(raw, THETA3)
 
 
-KEYS3 = decoders.keys(
-    Key.flag("attention_bias", f"{ATTN}.bias", False),
-    context=2048,
-    eps=decoders.eps("rms_norm_eps", 1e-5, f"{ATTN}.qk_norm.eps"),
-    rotary=Key("", "decoder.position", lambda raw: _positions3(raw)[1]),
+def _write_tables(model: Model) -> Settings:
+    """A table for blocks with a window, and one for all others."""
+    near = {"rope_type": "default", "rope_theta": local_scheme(model, THETA3).theta}
+    far = write_rope_table(model)["rope_parameters"]
+    return {"rope_parameters": {"full_attention": far, "sliding_attention": near}}
+
+
+WORDS3 = words(
+    olmo3(4096, 32, 32, 11_008),
+    turned(lambda raw: _positions3(raw)[1]),
+    windows(local=lambda raw: _positions3(raw)[0]),
+    rope=Section(encode=_write_tables),
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-5,
+    attention_bias=False,
 )
-
-
-def read_config3(raw: ConfigReader) -> Model:
-    """An OLMo 3 config.json as our config."""
-    model = read_keys(raw, olmo2(4096, 32, 32, 11_008), KEYS3)
-    size = raw.integer(
-        "sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS
-    )
-    slides = [(i + 1) % 4 != 0 for i in range(model.decoder.depth)]
-    blocks = decoders.with_masks(model, decoders.read_windows(raw, size, slides))
-    return decoders.with_blocks(model, decoders.with_local(model, blocks, _positions3(raw)[0]))
-
-
-def write_config3(model: Model) -> dict[str, Any]:
-    """Our config as an OLMo 3 config.json, as far as that can say it."""
-    raw = decoders.write(model, KEYS3)
-    theta, scaling = raw.pop("rope_theta"), raw.pop("rope_scaling")
-    local = decoders.local_scheme(model) or Rotary(THETA3)
-    tables = {
-        "full_attention": {"rope_type": "default", **(scaling or {}), "rope_theta": theta},
-        "sliding_attention": {"rope_type": "default", "rope_theta": local.theta},
-    }
-    return {
-        **raw,
-        "rope_parameters": tables,
-        "sliding_window": decoders.window_size(model) or 4096,
-        "layer_types": decoders.write_windows(model),
-    }
-
 
 OLMO3 = Recipe(
     name="olmo3",
@@ -148,12 +124,10 @@ OLMO3 = Recipe(
         "7b": olmo3(4096, 32, 32, 11_008),
         "32b": olmo3(5120, 64, 40, 27_648, kv_heads=8),
     },
-    architectures=("Olmo3ForCausalLM", "Olmo3Model"),
-    model_type="olmo3",
     tokenizer="allenai/Olmo-3-1025-7B",
-    read_config=read_config3,
-    write_config=write_config3,
-    weights=decoders.table(LAYERS),
+    words=WORDS3,
+    family="Olmo3",
+    weights=LAYERS,
 )
 
 
@@ -161,44 +135,30 @@ def olmoe(dim: int, depth: int, heads: int, experts: MoE) -> Decoder:
     """The shape of OLMoE: 50,304 tokens, 4,096 positions."""
     norm = RMSNorm(1e-5)
     attention = Attention(heads, qk_norm=norm, qk_norm_whole=True)
-    stack = Stack(depth, (Block(attention, experts, norm),), Rotary(), last_norm=norm)
-    return Decoder(dim, 4096, Embed(50_304), stack, Head(tied=False), decoders.INIT)
+    return decoder(dim, depth, 4096, 50_304, Block(attention, experts, norm), Rotary())
 
 
-KEYSMOE = decoders.keys(
-    Key.only("clip_qkv", None, "queries, keys and values here are not clipped"),
-    Key.flag("attention_bias", f"{ATTN}.bias", False),
-    Key.integer("num_experts", f"{FFN}.experts", 64, most=MOST_HEADS),
-    Key.integer("num_experts_per_tok", f"{FFN}.top_k", 8, most=MOST_HEADS),
-    Key.flag("norm_topk_prob", f"{FFN}.normalize", False),
-    # weighs our own load-balancing loss
-    Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", 0.01),
-    context=4096,
-    mlp=f"{FFN}.expert",
-    eps=decoders.eps("rms_norm_eps", 1e-5, f"{ATTN}.qk_norm.eps"),
+_SIZE = olmoe(2048, 16, 16, MoE(64, 8, GatedMLP(1024), normalize=False, balance_loss=0.01))
+WORDSMOE = words(
+    _SIZE,
+    only("clip_qkv", None, "queries, keys and values here are not clipped"),
+    without="head_dim",
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-5,
+    attention_bias=False,
+    num_experts=64,
+    num_experts_per_tok=8,
+    norm_topk_prob=False,
+    router_aux_loss_coef=0.01,
 )
-KEYSMOE = decoders.without(KEYSMOE, "head_dim")
-_EXPERTS = MoE(64, 8, GatedMLP(1024), normalize=False, balance_loss=0.01)
 
 OLMOE = Recipe(
     name="olmoe",
     paper="Muennighoff et al. 2024, OLMoE: Open Mixture-of-Experts Language Models (arXiv "
     "2409.02060)",
-    sizes={"1b-7b": olmoe(2048, 16, 16, _EXPERTS)},
-    architectures=("OlmoeForCausalLM", "OlmoeModel"),
-    model_type="olmoe",
+    sizes={"1b-7b": _SIZE},
     tokenizer="allenai/OLMoE-1B-7B-0924",
-    read_config=decoders.config_reader(olmoe(2048, 16, 16, _EXPERTS), KEYSMOE),
-    write_config=decoders.writer(KEYSMOE),
-    weights=decoders.table(
-        {**_NORMED, **decoders.NORMS},
-        NameRule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-        *(
-            NameRule(
-                f"{decoders.THEIRS}.mlp.experts.{{e}}.{layer}_proj.weight",
-                f"{decoders.OURS}.ffn.{layer}",
-            )
-            for layer in ("gate", "up", "down")
-        ),
-    ),
+    words=WORDSMOE,
+    family="Olmoe",
+    weights=table(ATTENTION, QK_NORMS, NORMS, tables=EXPERTS),
 )

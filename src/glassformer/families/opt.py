@@ -3,89 +3,62 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from ..core.config import (
-    MLP,
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    Head,
-    LayerNorm,
-    Learned,
-    Model,
-    Stack,
-)
+from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Learned, Model
 from ..core.errors import need
-from . import decoders
-from .decoders import ATTN, FFN
-from .keys import (
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
-    read_keys,
-    write_keys,
-)
-from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from .decoders import decoder, first_block, stack, table
+from .keys import Section, Words, key, keys, only
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def opt(dim: int, depth: int, heads: int) -> Decoder:
     """The shape of OPT: 50,272 tokens, 2,048 positions."""
     block = Block(Attention(heads, bias=True), MLP(4 * dim, "relu", bias=True), LayerNorm())
-    stack = Stack(depth, (block,), Learned(2048, 2), last_norm=LayerNorm(), dropout=0.1)
-    return Decoder(dim, 2048, Embed(50_272), stack, Head(), decoders.INIT)
+    return decoder(dim, depth, 2048, 50_272, block, Learned(2048, 2), Head(), dropout=0.1)
 
 
-KEYS = (
-    Key.only("layer_norm_elementwise_affine", True, "each norm here has a weight and a bias"),
-    Key.only("layerdrop", 0.0, "no block here is left out in training"),
-    Key.integer("hidden_size", "dim"),
-    Key.integer("num_hidden_layers", "decoder.depth", 12, most=MOST_BLOCKS),
-    Key.integer("num_attention_heads", f"{ATTN}.heads", 12, most=MOST_HEADS),
-    Key.integer("ffn_dim", f"{FFN}.hidden", 3072, most=MOST_HIDDEN),
-    Key.integer(
-        "max_position_embeddings", "context decoder.position.length", 2048, most=MOST_POSITIONS
-    ),
-    Key.integer("vocab_size", "embed.vocab", 50_272, most=MOST_TOKENS),
-    Key.activation("activation_function", f"{FFN}.act", "relu"),
-    Key.flag("enable_bias", f"{ATTN}.bias {FFN}.bias", True),
-    Key.flag("tie_word_embeddings", "head.tied", True),
-    Key.number("dropout attention_dropout", "decoder.dropout", 0.1, most=0.99),
-    Key.std("init_std"),
-)
-
-
-def read_config(raw: ConfigReader) -> Model:
-    """An OPT config.json as our config."""
-    model = read_keys(raw, opt(768, 12, 12), KEYS)
+def _norms(raw: ConfigReader, model: Decoder) -> Decoder:
+    """Sets where norms stand, and whether the stack ends with a norm."""
     raw.only("word_embed_proj_dim", model.dim, "embeddings here are as wide as the model")
     before = raw.flag("do_layer_norm_before", True)
     bare = raw.flag("_remove_final_layer_norm", False) or not before
-    block = replace(decoders.first_block(model), place="pre" if before else "post")
-    stack = replace(
-        decoders.stack(model), pattern=(block,), last_norm=None if bare else LayerNorm()
-    )
-    return replace(model, decoder=stack)
+    block = replace(first_block(model), place="pre" if before else "post")
+    last_norm = None if bare else LayerNorm()
+    return replace(model, decoder=replace(stack(model), pattern=(block,), last_norm=last_norm))
 
 
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as an OPT config.json, as far as that can say it."""
-    stack, place = decoders.stack(model), decoders.first_block(model).place
+def _write_norms(model: Model) -> Settings:
+    place = first_block(model).place
     need(place in ("pre", "post"), f'The opt layout has no norms at the place "{place}".')
     return {
-        **write_keys(model, KEYS),
         "word_embed_proj_dim": model.dim,
         "do_layer_norm_before": place == "pre",
-        "_remove_final_layer_norm": place == "pre" and stack.last_norm is None,
+        "_remove_final_layer_norm": place == "pre" and stack(model).last_norm is None,
     }
 
 
-_THEIRS = "model.decoder.layers.{i}"
+WORDS = Words(
+    opt(768, 12, 12),
+    (
+        only("layer_norm_elementwise_affine", True, "each norm here has a weight and a bias"),
+        only("layerdrop", 0.0, "no block here is left out in training"),
+        *keys(
+            "hidden_size",
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            ffn_dim=3072,
+            max_position_embeddings=2048,
+            vocab_size=50_272,
+            activation_function="relu",
+            enable_bias=(True, "attention.bias feedforward.bias"),
+            tie_word_embeddings=True,
+            dropout=key("dropout attention_dropout", 0.1, "dropout"),
+            init_std=0.02,
+        ),
+    ),
+    (Section(_norms, _write_norms),),
+)
+
 _LAYERS = {
     "attn.q": "self_attn.q_proj",
     "attn.k": "self_attn.k_proj",
@@ -107,24 +80,15 @@ OPT = Recipe(
         "13b": opt(5120, 40, 40),
         "30b": opt(7168, 48, 56),
     },
-    architectures=("OPTForCausalLM", "OPTModel"),
-    model_type="opt",
     tokenizer="facebook/opt-125m",
-    read_config=read_config,
-    write_config=write_config,
-    weights=Table(
-        (
-            NameRule("model.decoder.embed_tokens.weight", "embed.token.weight"),
-            NameRule("model.decoder.embed_positions.weight", "decoder.position.weight"),
-            *rules(
-                {
-                    f"{_THEIRS}.{file_name}": f"{decoders.OURS}.{param_name}"
-                    for param_name, file_name in _LAYERS.items()
-                }
-            ),
-            *rules({"model.decoder.final_layer_norm": "decoder.last_norm", "lm_head": "head.proj"}),
-        ),
-        copies=(("lm_head.weight", "model.decoder.embed_tokens.weight"),),
-        prefix="model.",
+    words=WORDS,
+    family="OPT",
+    weights=table(
+        _LAYERS,
+        layer="model.decoder.layers.{i}",
+        token="model.decoder.embed_tokens",
+        last_norm="model.decoder.final_layer_norm",
+        outside={"model.decoder.embed_positions": "decoder.position"},
+        ignore=(),
     ),
 )

@@ -4,19 +4,36 @@ fused tables."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from ..core.config.embed_head import Embed, Head
-from ..core.config.feedforward import MLP, GatedMLP
-from ..core.config.mask import Window
-from ..core.config.model import Attention, Block, Decoder, Model, Stack, long_scalings
-from ..core.config.norm import LayerNorm, RMSNorm
-from ..core.config.position import Rotary
-from . import decoders
-from .decoders import ATTN
-from .keys import Key, read_keys
+from ..core.config import (
+    MLP,
+    Attention,
+    Block,
+    Decoder,
+    GatedMLP,
+    Head,
+    LayerNorm,
+    Model,
+    RMSNorm,
+    Rotary,
+    Window,
+)
+from ..core.config.model import long_scalings
+from .decoders import (
+    ATTENTION,
+    LONGROPE,
+    NORMS,
+    OURS,
+    THEIRS,
+    decoder,
+    rotary,
+    table,
+    window,
+    words,
+)
+from .keys import Key, Section
 from .names import NameRule
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 DROPOUTS = "resid_pdrop embd_pdrop attention_dropout"  # the residual's is the stack's
 
@@ -25,28 +42,29 @@ def phi(dim: int, depth: int, share: float, dropout: float = 0.0) -> Decoder:
     """The shape of Phi: 32 heads of which a share turns, 51,200 tokens, 2,048 positions."""
     norm = LayerNorm()
     block = Block(Attention(32, bias=True), MLP(4 * dim, bias=True), norm, place="parallel")
-    stack = Stack(depth, (block,), Rotary(fraction=share), last_norm=norm, dropout=dropout)
-    return Decoder(dim, 2048, Embed(51_200), stack, Head(tied=False, bias=True), decoders.INIT)
+    position, head = Rotary(fraction=share), Head(tied=False, bias=True)
+    return decoder(dim, depth, 2048, 51_200, block, position, head, dropout=dropout)
 
 
-def _qk_norm(raw: ConfigReader) -> LayerNorm | None:
-    return (
-        LayerNorm(raw.number("layer_norm_eps", 1e-5, most=1.0))
-        if raw.flag("qk_layernorm", False)
-        else None
-    )
+def qk_norm(word: str, kind: type[LayerNorm | RMSNorm], eps: str) -> Key:
+    """A word for whether queries and keys are normed, by what the word ``eps`` says."""
+
+    def parse(raw: ConfigReader) -> LayerNorm | RMSNorm | None:
+        norm = kind(raw.number(eps, 1e-5, most=1.0))
+        return norm if raw.flag(word, False) else None
+
+    return Key(word, "attention.qk_norm", parse, lambda norm: norm is not None)
 
 
-KEYS = decoders.keys(
-    Key("qk_layernorm", f"{ATTN}.qk_norm", _qk_norm, lambda norm: norm is not None),
-    context=2048,
-    act="gelu_new",
-    eps=decoders.eps("layer_norm_eps", 1e-5),
-    rotary=decoders.part_rotary(0.5),
+WORDS = words(
+    phi(2048, 24, 0.5),
+    qk_norm("qk_layernorm", LayerNorm, "layer_norm_eps"),
+    rotary(fraction=0.5),
     dropouts=DROPOUTS,
+    max_position_embeddings=2048,
+    hidden_act="gelu_new",
+    layer_norm_eps=1e-5,
 )
-read_config = decoders.config_reader(phi(2048, 24, 0.5), KEYS)
-write_config = decoders.writer(KEYS)
 
 PHI = Recipe(
     name="phi",
@@ -57,15 +75,13 @@ PHI = Recipe(
         "1.5": phi(2048, 24, 0.5),
         "2": phi(2560, 32, 0.4, dropout=0.1),
     },
-    architectures=("PhiForCausalLM", "PhiModel"),
-    model_type="phi",
     tokenizer="microsoft/phi-2",
     checkpoint="microsoft/phi-1",
-    read_config=read_config,
-    write_config=write_config,
-    weights=decoders.table(
+    words=WORDS,
+    family="Phi",
+    weights=table(
+        ATTENTION,
         {
-            **decoders.ATTENTION,
             "attn.out": "self_attn.dense",
             "attn.q_norm": "self_attn.q_layernorm",
             "attn.k_norm": "self_attn.k_layernorm",
@@ -81,54 +97,56 @@ PHI = Recipe(
 def phi3(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
     """The shape of Phi-3: windows of 2,047, 32,064 tokens, 4,096 positions."""
     block = Block(Attention(heads, kv_heads, mask=Window(2047)), GatedMLP(hidden), RMSNorm())
-    stack = Stack(depth, (block,), Rotary(), last_norm=RMSNorm())
-    return Decoder(dim, 4096, Embed(32_064), stack, Head(tied=False), decoders.INIT)
+    return decoder(dim, depth, 4096, 32_064, block, Rotary())
 
 
-KEYS3 = decoders.keys(
-    decoders.window(),
-    context=4096,
-    eps=decoders.eps("rms_norm_eps", 1e-5),
-    rotary=decoders.part_rotary(1.0, ("default", *decoders.LONGROPE)),
-    dropouts=DROPOUTS,
-)
-
-
-def read_config3(raw: ConfigReader) -> Model:
-    """A Phi-3 config.json as our config."""
-    model = read_keys(raw, phi3(3072, 32, 32, 32, 8192), KEYS3)
+def short_context(raw: ConfigReader, model: Decoder) -> Decoder:
+    """The model whose context is what its short factors are right for; for longer texts:
+    ``glassformer.load(.., context=N)``."""
     lengths = [scaling.original_context for scaling in long_scalings(model).values()]
-    # for longer texts: glassformer.load(.., context=N)
     return replace(model, context=min([model.context, *lengths]))
 
 
-def write_config3(model: Model) -> dict[str, Any]:
-    """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can,
-    and comes first."""
-    raw = decoders.write(model, KEYS3)
-    length = raw["max_position_embeddings"]
-    for scaling in long_scalings(model).values():
-        raw["max_position_embeddings"] = round(scaling.original_context * scaling.factor)
-    return {**raw, "original_max_position_embeddings": length}
+def write_context(model: Model) -> Settings:
+    """The context of short factors, and that of long ones as the file's."""
+    scalings = long_scalings(model).values()
+    contexts = [round(scaling.original_context * scaling.factor) for scaling in scalings]
+    return {
+        "max_position_embeddings": contexts[-1] if contexts else model.context,
+        "original_max_position_embeddings": model.context,
+    }
 
 
-_LAYER, _ATTN, _FFN = decoders.THEIRS, f"{decoders.OURS}.attn", f"{decoders.OURS}.ffn"
+WORDS3 = words(
+    phi3(3072, 32, 32, 32, 8192),
+    window(),
+    rotary(fraction=1.0, kinds=("default", *LONGROPE)),
+    Section(short_context, write_context),
+    dropouts=DROPOUTS,
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-5,
+)
+
+_ATTN, _FFN = f"{OURS}.attn", f"{OURS}.ffn"
 
 PHI3 = Recipe(
     name="phi3",
     paper="Abdin et al. 2024, Phi-3 Technical Report (arXiv 2404.14219)",
     sizes={"mini-4k": phi3(3072, 32, 32, 32, 8192), "medium-4k": phi3(5120, 40, 40, 10, 17_920)},
-    architectures=("Phi3ForCausalLM", "Phi3Model"),
-    model_type="phi3",
     tokenizer="microsoft/Phi-3-mini-4k-instruct",
-    read_config=read_config3,
-    write_config=write_config3,
-    weights=decoders.table(
-        {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj", **decoders.NORMS},
-        NameRule(
-            f"{_LAYER}.self_attn.qkv_proj.weight",
-            (f"{_ATTN}.q.weight", f"{_ATTN}.k.weight", f"{_ATTN}.v.weight"),
+    words=WORDS3,
+    family="Phi3",
+    weights=table(
+        {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj"},
+        NORMS,
+        more=(
+            NameRule(
+                f"{THEIRS}.self_attn.qkv_proj.weight",
+                (f"{_ATTN}.q.weight", f"{_ATTN}.k.weight", f"{_ATTN}.v.weight"),
+            ),
+            NameRule(
+                f"{THEIRS}.mlp.gate_up_proj.weight", (f"{_FFN}.gate.weight", f"{_FFN}.up.weight")
+            ),
         ),
-        NameRule(f"{_LAYER}.mlp.gate_up_proj.weight", (f"{_FFN}.gate.weight", f"{_FFN}.up.weight")),
     ),
 )

@@ -6,30 +6,34 @@ Blocks may slide a window, and any block may be a mixture of experts, with a sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    GatedMLP,
-    Head,
-    Model,
-    MoE,
-    RMSNorm,
-    Rotary,
-    Stack,
+from ..core.config import Attention, Block, Decoder, GatedMLP, Head, Model, MoE, RMSNorm, Rotary
+from .decoders import (
+    ATTENTION,
+    EXPERTS,
+    GATED,
+    LLAMA_TABLE,
+    NORMS,
+    QK_NORMS,
+    SHARED_EXPERT,
+    SPARSE,
+    blocks_of,
+    decoder,
+    read_windows,
+    table,
+    variant,
+    window_of,
+    window_size,
+    with_masks,
+    words,
+    write_windows,
 )
-from ..core.errors import UserError
-from . import decoders
-from .decoders import ATTN
 from .gated_expert import GatedExpert
-from .keys import MOST_HEADS, MOST_HIDDEN, MOST_POSITIONS, Key, read_keys
-from .names import NameRule
-from .recipe import ConfigReader, Recipe
+from .keys import MOST_HEADS, Key, Section, keys, only
+from .recipe import ConfigReader, Recipe, Settings
 
 NORM = RMSNorm(1e-6)
 
@@ -44,21 +48,19 @@ def qwen2(
     eps: float = 1e-6,
 ) -> Decoder:
     """The shape of Qwen 2 and 2.5: up to 3b the head is tied, above the table is padded further."""
-    small, norm = dim <= 2048, RMSNorm(eps)
-    block = Block(Attention(heads, kv_heads, bias=True, out_bias=False), GatedMLP(hidden), norm)
-    stack = Stack(depth, (block,), Rotary(1e6), last_norm=norm)
-    return Decoder(
-        dim, context, Embed(151_936 if small else 152_064), stack, Head(tied=small), decoders.INIT
-    )
+    small = dim <= 2048
+    attention = Attention(heads, kv_heads, bias=True, out_bias=False)
+    block = Block(attention, GatedMLP(hidden), RMSNorm(eps))
+    vocab = 151_936 if small else 152_064
+    return decoder(dim, depth, context, vocab, block, Rotary(1e6), Head(tied=small))
 
 
 def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8) -> Decoder:
     """The shape of Qwen 3: heads of 128, 40,960 positions; up to 4b the head is tied."""
     feedforward = think if isinstance(think, MoE) else GatedMLP(think)
     block = Block(Attention(heads, kv_heads, 128, qk_norm=NORM), feedforward, NORM)
-    stack = Stack(depth, (block,), Rotary(1e6), last_norm=NORM)
     tied = isinstance(feedforward, GatedMLP) and dim <= 2560
-    return Decoder(dim, 40_960, Embed(151_936), stack, Head(tied=tied), decoders.INIT)
+    return decoder(dim, depth, 40_960, 151_936, block, Rotary(1e6), Head(tied=tied))
 
 
 def qwen2moe(
@@ -66,179 +68,107 @@ def qwen2moe(
 ) -> Decoder:
     """The shape of Qwen 1.5 and 2 with mixtures: 151,936 tokens, a head of its own."""
     block = Block(Attention(heads, kv_heads, bias=True, out_bias=False), mixture, NORM)
-    stack = Stack(depth, (block,), Rotary(1e6), last_norm=NORM)
-    return Decoder(dim, context, Embed(151_936), stack, Head(tied=False), decoders.INIT)
+    return decoder(dim, depth, context, 151_936, block, Rotary(1e6))
 
 
-# ---------------------------------------------------------------------------------- config.json, in
+# ------------------------------------------------------------------------------------- config.json
 
 
-KEYS2 = decoders.keys(
-    Key.only("use_mrope", False, "positions here have one dimension"), context=32_768, kv_heads=32
-)
-_EPS3 = decoders.eps("rms_norm_eps", 1e-6, f"{ATTN}.qk_norm.eps")
-_BIAS3 = Key.flag("attention_bias", f"{ATTN}.bias", False)
-KEYS3 = decoders.keys(_BIAS3, context=32_768, kv_heads=32, head_dim=128, eps=_EPS3)
-KEYS2MOE = decoders.without(
-    decoders.keys(
-        Key("qkv_bias", f"{ATTN}.bias", lambda raw: raw.flag("qkv_bias", True)),
-        context=32_768,
-        kv_heads=16,
-    ),
-    "head_dim",
-)
-KEYS3MOE = decoders.keys(_BIAS3, context=32_768, kv_heads=4, eps=_EPS3)
+def _slides(early: Callable[[ConfigReader, int], Sequence[bool]]) -> Section:
+    """Windows, where ``use_sliding_window`` says so: of the blocks in ``layer_types``, or else of
+    those that ``early`` says."""
+
+    def decode(raw: ConfigReader, model: Decoder) -> Decoder:
+        size = window_of(raw, 4096) if raw.flag("use_sliding_window", False) else None
+        usual = early(raw, len(blocks_of(model)))
+        masks = read_windows(raw, size, [size is not None and slides for slides in usual])
+        return with_masks(model, masks)
+
+    def encode(model: Model) -> Settings:
+        kinds, size = write_windows(model), window_size(model)
+        return {
+            "use_sliding_window": size is not None,
+            "sliding_window": size,
+            "layer_types": kinds,
+            # the blocks before the first window
+            "max_window_layers": [*kinds, "sliding_attention"].index("sliding_attention"),
+        }
+
+    return Section(decode, encode)
 
 
-def read_config2(raw: ConfigReader) -> Model:
-    """A Qwen 2 or 2.5 config.json as our config."""
-    return _windowed(raw, read_keys(raw, qwen2(896, 24, 14, 2, 4864), KEYS2))
-
-
-def read_config3(raw: ConfigReader) -> Model:
-    """A Qwen 3 config.json as our config."""
-    return _windowed(raw, read_keys(raw, qwen3(1024, 28, 16, 3072), KEYS3))
-
-
-def read_config3moe(raw: ConfigReader) -> Model:
-    """A config.json of Qwen 3 with mixtures; ``router_aux_loss_coef`` weighs our own load-balancing
-    loss."""
-    model = read_keys(raw, qwen3(1024, 28, 16, 3072), KEYS3MOE)
-    experts = raw.integer("num_local_experts", 128, most=MOST_HEADS)
-    mixture = _mixture(raw, model, experts, 8, 768)
-    raw.only("layer_types", None, "the mixtures' blocks all see the same")
-    slides = 0 if raw.flag("use_sliding_window", False) else model.decoder.depth
-    blocks = _blocks(ConfigReader({**raw.table, "max_window_layers": slides}, raw.source), model)
-    return decoders.with_blocks(model, _mixed(raw, blocks, mixture))
-
-
-def read_config2moe(raw: ConfigReader) -> Model:
-    """A config.json of Qwen 2 with mixtures, whose shared expert has a gate.
-
-    Where the file does not say which blocks have a window, every second one of the first
-    ``max_window_layers`` has, as in transformers.
-    """
-    model = read_keys(raw, qwen2(896, 24, 14, 2, 4864), KEYS2MOE)
-    shared = raw.integer("shared_expert_intermediate_size", 5632, most=MOST_HIDDEN)
-    mlp = decoders.first_block(model).feedforward
-    assert isinstance(mlp, GatedMLP)
-    mixture = replace(_mixture(raw, model, 60, 4, 1408), shared=GatedExpert(shared, mlp.act))
-    size = _window(raw)
+def _late(raw: ConfigReader, depth: int) -> list[bool]:
     first = raw.number("max_window_layers", 28.0)
-    early = [size is not None and i % 2 == 0 and i < first for i in range(model.decoder.depth)]
-    blocks = decoders.with_masks(model, decoders.read_windows(raw, size, early))
-    return decoders.with_blocks(model, _mixed(raw, blocks, mixture))
+    return [i >= first for i in range(depth)]
 
 
-def _mixture(raw: ConfigReader, model: Decoder, experts: int, top_k: int, hidden: int) -> MoE:
-    """The mixture that the file describes; the numbers are those where it does not say."""
-    mlp = decoders.first_block(model).feedforward
-    assert isinstance(mlp, GatedMLP)
-    return MoE(
-        raw.integer("num_experts", experts, most=MOST_HEADS),
-        raw.integer("num_experts_per_tok", top_k, most=MOST_HEADS),
-        replace(mlp, hidden=raw.integer("moe_intermediate_size", hidden, most=MOST_HIDDEN)),
-        normalize=raw.flag("norm_topk_prob", False),
-        balance_loss=raw.number("router_aux_loss_coef", 0.001),
+def _every_second(raw: ConfigReader, depth: int) -> list[bool]:
+    """Every second of the first ``max_window_layers``, as in transformers."""
+    return [i % 2 == 0 and not late for i, late in enumerate(_late(raw, depth))]
+
+
+WORDS2 = words(
+    qwen2(896, 24, 14, 2, 4864),
+    only("use_mrope", False, "positions here have one dimension"),
+    _slides(_late),
+    max_position_embeddings=32_768,
+    num_key_value_heads=32,
+)
+WORDS3 = words(
+    qwen3(1024, 28, 16, 3072),
+    _slides(_late),
+    max_position_embeddings=32_768,
+    num_key_value_heads=32,
+    head_dim=128,
+    attention_bias=False,
+)
+
+
+def _mixture(layout: str, template: MoE, entries: Sequence[Key]) -> Section:
+    """Mixtures of experts, whose networks are a dense block's."""
+
+    def make(raw: ConfigReader, mlp: GatedMLP) -> MoE:
+        shared = template.shared and GatedExpert(1, mlp.act)
+        return replace(template, expert=mlp, shared=shared)
+
+    missing = f"The {layout} layout holds only mixtures of experts."
+    return variant("feedforward", template, entries, SPARSE, make, missing)
+
+
+def _experts(raw: ConfigReader) -> Any:
+    count = raw.integer("num_local_experts", 128, most=MOST_HEADS)
+    return raw.integer("num_experts", count, most=MOST_HEADS)
+
+
+def _alike(slides: Section) -> Section:
+    """All blocks slide a window, or none."""
+    return replace(
+        slides,
+        encode=lambda model: {
+            word: value for word, value in slides.encode(model).items() if word != "layer_types"
+        },
     )
 
 
-def _mixed(raw: ConfigReader, blocks: Sequence[Block], mixture: MoE) -> list[Block]:
-    """The blocks, with the mixture in those that the file does not call dense."""
-    dense, step = raw.value("mlp_only_layers", []), raw.integer("decoder_sparse_step", 1)
-    raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
-    return [
-        replace(block, feedforward=mixture) if i not in dense and (i + 1) % step == 0 else block
-        for i, block in enumerate(blocks)
-    ]
-
-
-def _windowed(raw: ConfigReader, model: Decoder) -> Decoder:
-    return decoders.with_blocks(model, _blocks(raw, model))
-
-
-def _blocks(raw: ConfigReader, model: Decoder) -> list[Block]:
-    """Every block of the model, the later ones with a window where the file says so."""
-    size = _window(raw)
-    first = raw.number("max_window_layers", 28.0)
-    late = [size is not None and i >= first for i in range(model.decoder.depth)]
-    return decoders.with_masks(model, decoders.read_windows(raw, size, late))
-
-
-def _window(raw: ConfigReader) -> int | None:
-    """The size of the window, None where the file has none."""
-    size: int | None = None
-    if raw.flag("use_sliding_window", False):
-        unsaid = decoders.unsaid(raw, "sliding_window", 4096)
-        size = raw.integer("sliding_window", unsaid, most=MOST_POSITIONS)
-    return size
-
-
-# --------------------------------------------------------------------------------- config.json, out
-
-
-def write_config2(model: Model, keys: Sequence[Key] = KEYS2) -> dict[str, Any]:
-    """Our config as a Qwen 2 config.json, as far as that can say it."""
-    raw = decoders.write(model, keys)
-    kinds, size = decoders.write_windows(model), decoders.window_size(model)
-    windows = {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": kinds}
-    # the blocks before the first window
-    full = [*kinds, "sliding_attention"].index("sliding_attention")
-    return {**raw, **windows, "max_window_layers": full}
-
-
-def write_config3(model: Model) -> dict[str, Any]:
-    """Our config as a Qwen 3 config.json, as far as that can say it."""
-    return write_config2(model, KEYS3)
-
-
-def write_config3moe(model: Model) -> dict[str, Any]:
-    """Our config as the config.json of a Qwen 3 with mixtures, as far as that can say it."""
-    raw = {**write_config3(model), **_write_mixture(model, "qwen3moe")}
-    del raw["layer_types"]
-    return raw
-
-
-def write_config2moe(model: Model) -> dict[str, Any]:
-    """Our config as the config.json of a Qwen 2 with mixtures, as far as that can say it."""
-    return {**write_config2(model, KEYS2MOE), **_write_mixture(model, "qwen2moe")}
-
-
-def _write_mixture(model: Model, layout: str) -> dict[str, Any]:
-    stack = decoders.stack(model)
-    thinks = [stack.block(i).feedforward for i in range(stack.depth)]
-    mixture = next((think for think in thinks if isinstance(think, MoE)), None)
-    dense = [i for i, think in enumerate(thinks) if not isinstance(think, MoE)]
-    if mixture is None:
-        raise UserError(f"The {layout} layout holds only mixtures of experts.")
-    shared = {"shared_expert_intermediate_size": mixture.shared.hidden} if mixture.shared else {}
-    return {
-        **shared,
-        "intermediate_size": getattr(thinks[dense[0]] if dense else mixture.expert, "hidden", 0),
-        "moe_intermediate_size": mixture.expert.hidden,
-        "num_experts": mixture.experts,
-        "num_experts_per_tok": mixture.top_k,
-        "norm_topk_prob": mixture.normalize,
-        "router_aux_loss_coef": mixture.balance_loss,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": dense,
-    }
-
-
-# ---------------------------------------------------------------------------------------- the pages
-
-_PARTS = {**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}
-_NORMED = {**_PARTS, "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
-
-_EXPERTS = (
-    NameRule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-    *(
-        NameRule(
-            f"{decoders.THEIRS}.mlp.experts.{{e}}.{layer}_proj.weight",
-            f"{decoders.OURS}.ffn.{layer}",
-        )
-        for layer in ("gate", "up", "down")
+_QWEN3MOE = MoE(128, 8, GatedMLP(768), balance_loss=0.001)
+WORDS3MOE = words(
+    qwen3(1024, 28, 16, 3072),
+    _alike(_slides(lambda raw, depth: [True] * depth)),
+    _mixture(
+        "qwen3moe",
+        _QWEN3MOE,
+        keys(
+            moe_intermediate_size=(768, "expert.hidden"),
+            num_experts=Key("num_experts", "experts", _experts),
+            num_experts_per_tok=(8, "top_k"),
+            norm_topk_prob=(False, "normalize"),
+            router_aux_loss_coef=(0.001, "balance_loss"),
+        ),
     ),
+    only("layer_types", None, "the mixtures' blocks all see the same"),
+    max_position_embeddings=32_768,
+    num_key_value_heads=4,
+    attention_bias=False,
 )
 
 
@@ -252,6 +182,29 @@ def _sizes(experts: int, top_k: int, hidden: int, shared: int) -> MoE:
         shared=GatedExpert(shared),
     )
 
+
+WORDS2MOE = words(
+    qwen2(896, 24, 14, 2, 4864),
+    _slides(_every_second),
+    _mixture(
+        "qwen2moe",
+        _sizes(60, 4, 1408, 5632),
+        keys(
+            shared_expert_intermediate_size=(5632, "shared.hidden"),
+            moe_intermediate_size=(1408, "expert.hidden"),
+            num_experts=(60, "experts"),
+            num_experts_per_tok=(4, "top_k"),
+            norm_topk_prob=(False, "normalize"),
+            router_aux_loss_coef=(0.001, "balance_loss"),
+        ),
+    ),
+    without="head_dim",
+    max_position_embeddings=32_768,
+    num_key_value_heads=16,
+    qkv_bias=(True, "attention.bias"),
+)
+
+# ---------------------------------------------------------------------------------------- the pages
 
 QWEN2 = Recipe(
     name="qwen2",
@@ -270,12 +223,10 @@ QWEN2 = Recipe(
         "2.5-32b": qwen2(5120, 64, 40, 8, 27_648, eps=1e-5),
         "2.5-72b": qwen2(8192, 80, 64, 8, 29_568, eps=1e-5),
     },
-    architectures=("Qwen2ForCausalLM", "Qwen2Model"),
-    model_type="qwen2",
     tokenizer="Qwen/Qwen2.5-0.5B",
-    read_config=read_config2,
-    write_config=write_config2,
-    weights=decoders.table(_PARTS),
+    words=WORDS2,
+    family="Qwen2",
+    weights=LLAMA_TABLE,
 )
 
 QWEN3 = Recipe(
@@ -289,32 +240,24 @@ QWEN3 = Recipe(
         "14b": qwen3(5120, 40, 40, 17_408),
         "32b": qwen3(5120, 64, 64, 25_600),
     },
-    architectures=("Qwen3ForCausalLM", "Qwen3Model"),
-    model_type="qwen3",
     tokenizer="Qwen/Qwen3-0.6B",
-    read_config=read_config3,
-    write_config=write_config3,
-    weights=decoders.table(_NORMED),
+    words=WORDS3,
+    family="Qwen3",
+    weights=table(ATTENTION, GATED, NORMS, QK_NORMS),
 )
 
 QWEN3MOE = Recipe(
     name="qwen3moe",
     paper="Yang et al. 2025, Qwen3 Technical Report (arXiv 2505.09388)",
     sizes={
-        "30b-a3b": qwen3(2048, 48, 32, MoE(128, 8, GatedMLP(768), balance_loss=0.001), kv_heads=4),
-        "235b-a22b": qwen3(
-            4096, 94, 64, MoE(128, 8, GatedMLP(1536), balance_loss=0.001), kv_heads=4
-        ),
+        "30b-a3b": qwen3(2048, 48, 32, _QWEN3MOE, kv_heads=4),
+        "235b-a22b": qwen3(4096, 94, 64, replace(_QWEN3MOE, expert=GatedMLP(1536)), kv_heads=4),
     },
-    architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
     model_type="qwen3_moe",
     tokenizer="Qwen/Qwen3-30B-A3B",
-    read_config=read_config3moe,
-    write_config=write_config3moe,
-    weights=decoders.table(
-        _NORMED,
-        *_EXPERTS,
-    ),
+    words=WORDS3MOE,
+    family="Qwen3Moe",
+    weights=table(ATTENTION, GATED, NORMS, QK_NORMS, tables=EXPERTS),
 )
 
 QWEN2MOE = Recipe(
@@ -324,19 +267,9 @@ QWEN2MOE = Recipe(
         "1.5-a2.7b": qwen2moe(2048, 24, 16, 16, _sizes(60, 4, 1408, 5632), context=8192),
         "57b-a14b": qwen2moe(3584, 28, 28, 4, _sizes(64, 8, 2560, 20_480), context=32_768),
     },
-    architectures=("Qwen2MoeForCausalLM", "Qwen2MoeModel"),
     model_type="qwen2_moe",
     tokenizer="Qwen/Qwen1.5-MoE-A2.7B",
-    read_config=read_config2moe,
-    write_config=write_config2moe,
-    weights=decoders.table(
-        {
-            **_PARTS,
-            "ffn.shared.gate": "mlp.shared_expert.gate_proj",
-            "ffn.shared.up": "mlp.shared_expert.up_proj",
-            "ffn.shared.down": "mlp.shared_expert.down_proj",
-            "ffn.shared.share": "mlp.shared_expert_gate",
-        },
-        *_EXPERTS,
-    ),
+    words=WORDS2MOE,
+    family="Qwen2Moe",
+    weights=table(ATTENTION, GATED, NORMS, SHARED_EXPERT, tables=EXPERTS),
 )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ..core import config
 from ..core.config import serial
@@ -15,6 +15,7 @@ from ..core.errors import UserError, nearest
 from .names import Table
 
 T = TypeVar("T")
+Settings: TypeAlias = dict[str, Any]  # of a config.json, by their words
 MISSING: Any = object()
 
 
@@ -31,12 +32,14 @@ class Recipe:
     """A published family as data: sizes, its config.json in and out, its weights' names, where it
     comes from.
 
-    ``layout`` gives the config whose parameters the published files hold, where that is not the
-    model's own (a GPT-2 without biases is published with biases of zero). ``bare`` are the
-    architectures whose files leave the table's prefix away. ``fixed`` are words of the config.json
-    that a tokenizer does not change, though they name a token (RoBERTa's padding). ``checkpoint`` is a
-    small published model, where that is not the one whose ``tokenizer`` is named. A recipe without ``read_config`` and
-    ``write_config`` has no published layout.
+    ``words`` are its config.json both ways; ``read_config`` and ``write_config`` say it where
+    they do not. ``family`` is what its classes are called in transformers, which end in a Model
+    and in these ``heads``; none: in CausalLM. ``layout`` gives the config whose parameters the
+    published files hold, where that is not the model's own (a GPT-2 without biases is published
+    with biases of zero). ``bare`` are the architectures whose files leave the table's prefix
+    away. ``fixed`` are words of the config.json that a tokenizer does not change, though they
+    name a token (RoBERTa's padding). ``checkpoint`` is a small published model, where that is not
+    the one whose ``tokenizer`` is named. A recipe without words has no published layout.
     """
 
     name: str
@@ -47,11 +50,28 @@ class Recipe:
     tokenizer: str = ""
     checkpoint: str = ""
     read_config: Callable[[ConfigReader], config.Model] | None = None
-    write_config: Callable[[Any], dict[str, Any]] | None = None
+    write_config: Callable[[Any], Settings] | None = None
     weights: Table | Callable[[Any], Table] = Table(())
     layout: Callable[[config.Model], config.Model] = lambda model: model
     bare: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
+    words: BothWays | None = None
+    family: str = ""
+    heads: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        derived: Settings = {}
+        if self.words and not self.read_config:
+            derived |= {"read_config": self.words.decode, "write_config": self.words.encode}
+        if self.family and not self.architectures:
+            classes = (f"{self.family}For{head}" for head in self.heads or ("CausalLM",))
+            derived["architectures"] = (*classes, f"{self.family}Model")
+        if self.heads:
+            derived["bare"] = (f"{self.family}Model",)
+        if self.words and not self.model_type:
+            derived["model_type"] = self.name
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @cached_property
     def added_types(self) -> set[str]:
@@ -65,6 +85,14 @@ class Recipe:
     def names(self, model: config.Model) -> tuple[Table, config.Model]:
         """The names of this model's weights, and the config whose parameters the files hold."""
         return self.table(model), self.layout(model)
+
+
+class BothWays(Protocol):
+    """A config.json, in and out."""
+
+    def decode(self, raw: ConfigReader) -> config.Model: ...
+
+    def encode(self, model: Any) -> Settings: ...
 
 
 class Held(Protocol):

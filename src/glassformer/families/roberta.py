@@ -7,37 +7,32 @@ config and the same names, so that a model of which nothing else is known is wri
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ..core.config.embed_head import Embed, Head
-from ..core.config.model import Encoder, Model, stacks
+from ..core.config.model import Encoder, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Learned
+from . import encoders
 from .bert import KEYS as BERT_KEYS
 from .bert import bert, read_pooler
 from .encoders import (
-    ANSWERS,
-    CHOICE,
-    LABELS,
-    MASKED,
-    TOKENS,
-    architectures,
+    HEADS,
     head_of,
+    label_layers,
+    moved,
     read_heads,
-    tags,
     trunk,
-    weight_and_bias,
     write_heads,
 )
-from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
-from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from .keys import MOST_POSITIONS, MOST_TOKENS, Key, Section, Words, revise
+from .names import NameRule, Table
+from .recipe import ConfigReader, Recipe, Settings
 
-HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
-WORDS, LABEL, POOLER = "lm_head", "classifier", "roberta.pooler.dense"
+WORDS, LABEL = "lm_head", "classifier"
 
 
 def roberta(dim: int, depth: int, heads: int, vocab: int = 50_265) -> Encoder:
@@ -68,79 +63,68 @@ def read_start(raw: ConfigReader) -> int:
     return int(padding) + 1
 
 
-def read_length(raw: ConfigReader) -> int:
+def read_length(raw: ConfigReader, start: int | None = None) -> int:
     """The number of positions, less the rows of the table that stand before the first."""
-    rows, start = raw.integer("max_position_embeddings", 512, MOST_POSITIONS), read_start(raw)
+    start = read_start(raw) if start is None else start
+    rows = raw.integer("max_position_embeddings", 512, MOST_POSITIONS)
     raw.must(rows > start, "max_position_embeddings", f"more than {start}, where positions begin")
     return int(rows - start)
 
 
-KEYS = (
-    *(key for key in BERT_KEYS if key.names != "max_position_embeddings"),
+KEYS = revise(
+    BERT_KEYS,
     Key("", "context", read_length),
-    Key("pad_token_id", "encoder.position.start", read_start, lambda start: start - 1),
-    Key("", "encoder.position.length", read_length),
+    Key("pad_token_id", "position.start", read_start, lambda start: start - 1),
+    Key("", "position.length", read_length),
+    without="max_position_embeddings",
 )
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A RoBERTa config.json as our config: the architecture says which head there is."""
-    start = replace(roberta(128, 2, 2), head=None)
-    trunk = read_keys(raw, start, KEYS)
-    norm = stacks(trunk)["encoder"].first_norm
+def read_ends(raw: ConfigReader, trunk: Encoder, name: str) -> Encoder:
+    """The model with the head that its architecture names, or the pooler of a bare one."""
     # transformers' head has this activation whatever the blocks have
-    model = read_heads(raw, trunk, Head(bias=True, transform="gelu", norm=norm), "tanh")
-    return model if head_of(raw) else replace(model, pool=read_pooler(raw, "roberta."))
+    model = read_heads(raw, trunk, "tanh", "gelu")
+    return model if head_of(raw) else replace(model, pool=read_pooler(raw, f"{name}."))
 
 
-def write_config(model: Encoder, family: str) -> dict[str, Any]:
-    """Our config as a config.json of RoBERTa or its kin, as far as that can say it."""
-    raw, position = write_keys(model, KEYS), stacks(model)["encoder"].position
+def write_ends(model: Encoder, family: str) -> Settings:
+    """Settings of the head that a model has, and of its positions."""
+    position = stacks(model)["encoder"].position
     rows = position.length + position.start if isinstance(position, Learned) else None
-    return {**write_heads(model, family), **raw, "max_position_embeddings": rows}
+    return {**write_heads(model, family), "max_position_embeddings": rows}
 
 
 def table(model: Encoder) -> Table:
-    """The names of the weights; how those of labels are called depends on the head."""
+    """The names of the weights of RoBERTa and its kin."""
+    return with_ends(model, "roberta", trunk("roberta"))
+
+
+def with_ends(
+    model: Encoder,
+    name: str,
+    inside: Iterable[NameRule],
+    unread: Iterable[str] = (),
+    untied: str = "decoder.bias",
+) -> Table:
+    """The table of a trunk below ``name``, ``inside`` its rules, with RoBERTa's ends; how the
+    weights of labels are called depends on the head."""
+    pooler = f"{name}.pooler.dense"
     labels = model.pool is not None and model.pool.labels > 0
     layers = {
-        f"{LABEL}.dense" if labels else POOLER: "pool.transform",
+        f"{LABEL}.dense" if labels else pooler: "pool.transform",
         f"{LABEL}.out_proj": "pool.proj",
-        f"{WORDS}.dense": "head.transform",
-        f"{WORDS}.layer_norm": "head.norm",
     }
-    if model.token_head is not None:
-        layers = {tags(model.token_head): "token_head.proj"}
-    bias, copy = f"{WORDS}.bias", f"{WORDS}.decoder.bias"
-    tied = model.head is not None and model.head.tied
-    if model.head is not None and not tied:
-        bias, copy = copy, bias
-    words = f"{WORDS}.decoder.weight"
-    all_rules = (
-        *trunk("roberta"),
-        *rules(layers),
-        NameRule(words, "head.proj.weight"),
-        NameRule(bias, "head.proj.bias"),
-    )
-    unused = (
-        *weight_and_bias(POOLER, f"{WORDS}.dense", f"{WORDS}.layer_norm", f"{WORDS}.decoder"),
-        f"{WORDS}.bias",
-        "roberta.embeddings.position_ids",
-    )
-    copies = ((words, "roberta.embeddings.word_embeddings.weight"), (copy, bias))
     # of choices, whose layers have the names of a pooler and of BERT's labels
-    choice = zip(
-        weight_and_bias(POOLER, LABEL),
-        weight_and_bias(f"{LABEL}.dense", f"{LABEL}.out_proj"),
-        strict=True,
+    choice = moved(pooler, LABEL, f"{LABEL}.dense", f"{LABEL}.out_proj") if labels else ()
+    names = (f"{WORDS}.dense", f"{WORDS}.layer_norm")
+    unread = (pooler, *unread)
+    return encoders.table(
+        model, name, WORDS, names, inside, label_layers(model, layers), unread, choice, untied
     )
-    return Table(
-        all_rules,
-        unused,
-        copies if tied else (),
-        prefix="roberta.",
-        renamed=tuple(choice) if labels else (),
-    )
+
+
+TEMPLATE = replace(roberta(128, 2, 2), head=None)
+READ = partial(read_ends, name="roberta")
 
 
 def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:
@@ -149,13 +133,11 @@ def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder)
         name=name,
         paper=paper,
         sizes={size.replace("_", "-"): model for size, model in sizes.items()},
-        architectures=architectures(family, *HEADS),
-        model_type=name,
+        family=family,
+        heads=HEADS,
         tokenizer=tokenizer,
-        read_config=read_config,
-        write_config=partial(write_config, family=family),
+        words=Words(TEMPLATE, KEYS, [Section(READ, partial(write_ends, family=family))]),
         weights=table,
-        bare=(f"{family}Model",),
         fixed=("pad_token_id",),
     )
 

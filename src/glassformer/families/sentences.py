@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from ..core import config, files
 from ..core.errors import UserError, need
-from .recipe import ConfigReader
+from .names import Pairs
+from .recipe import ConfigReader, Settings
 
 KEY = "sentence_vectors"
 PAGE = "config_sentence_transformers.json"
@@ -52,60 +53,53 @@ FLAGS = {  # how versions before 6 said it, each true or false
 }
 
 
-def open_beside(folder: Path) -> dict[str, Any]:
+def open_beside(folder: Path) -> Settings:
     """Settings in a folder's modules.json and the files it names, under our key; empty where there
     is none."""
-    if not (folder / MODULES).is_file():
+    source = folder / MODULES
+    if not source.is_file():
         return {}
-    modules = files.json_value(folder / MODULES, str(folder / MODULES), FIX)
-    listed = (
-        [step for step in modules if isinstance(step, dict)] if isinstance(modules, list) else []
-    )
+    modules, page = files.json_value(source, str(source), FIX), _page(folder)
+    modules = modules if isinstance(modules, list) else []
+    listed = [step for step in modules if isinstance(step, dict)]
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
-    page = _page(folder)
     if steps == ["Transformer"] and page.get("model_type") == "CrossEncoder":
         return {SCORE: page.get("activation_fn")}
-    if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise UserError(
-            f"{folder / MODULES} asks for {', '.join(steps)[:80] or 'nothing'}, but only "
-            "Transformer, Pooling and "
-            f"perhaps Normalize are built here; use a model without more."
-        )
+    need(
+        steps in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]),
+        f"{source} asks for {', '.join(steps)[:80] or 'nothing'}, but only Transformer, Pooling and "
+        "perhaps Normalize are built here; use a model without more.",
+    )
     named = str(listed[1].get("path"))
     path = files.inside(folder, named, "config.json")
     if path is None:
         raise UserError(
-            f"{folder / MODULES} names {json.dumps(named)[:80]}, outside this folder; use "
-            "weights from a source "
-            "you trust."
+            f"{source} names {json.dumps(named)[:80]}, outside this folder; use weights from a "
+            "source you trust."
         )
     pooling = files.read_json(path, FIX)
-    if pooling.get("include_prompt") is False and open_prompts(folder):
-        raise UserError(
-            f"{path} leaves the prompt out of the vector, which is not built here; use a model "
-            "whose vector is of all tokens."
-        )
-    modes = [str(pooling.get("pooling_mode"))] if "pooling_mode" in pooling else []
+    need(
+        pooling.get("include_prompt") is not False or not open_prompts(folder),
+        f"{path} leaves the prompt out of the vector, which is not built here; use a model "
+        "whose vector is of all tokens.",
+    )
+    modes = [str(pooling["pooling_mode"])] if "pooling_mode" in pooling else []
     modes += [
         FLAGS.get(key, key)
         for key, enabled in pooling.items()
         if key.startswith("pooling_mode_") and enabled is True
     ]
-    if len(modes) != 1 or modes[0] not in MODES:
-        raise UserError(
-            f"{folder / MODULES} pools by {', '.join(modes)[:160] or 'nothing'}, but one of "
-            f"{', '.join(MODES)} is "
-            f"built here; use a model that does."
-        )
-    pages = [
-        files.read_json(path, FIX) if path.is_file() else {}
-        for path in (folder / LENGTH, folder / TOKENIZER)
-    ]
-    if pages[0].get("do_lower_case") is True:
-        raise UserError(
-            f"{folder / LENGTH} asks for small letters before the tokenizer; let the tokenizer do it."
-        )
-    length = pages[0].get("max_seq_length") or pages[1].get("model_max_length")
+    need(
+        len(modes) == 1 and modes[0] in MODES,
+        f"{source} pools by {', '.join(modes)[:160] or 'nothing'}, but one of {', '.join(MODES)} is "
+        "built here; use a model that does.",
+    )
+    lengths, tokenizer = _beside(folder / LENGTH), _beside(folder / TOKENIZER)
+    need(
+        lengths.get("do_lower_case") is not True,
+        f"{folder / LENGTH} asks for small letters before the tokenizer; let the tokenizer do it.",
+    )
+    length = lengths.get("max_seq_length") or tokenizer.get("model_max_length")
     has_length = type(length) is int and length <= LONGEST
     return {
         KEY: {
@@ -116,18 +110,22 @@ def open_beside(folder: Path) -> dict[str, Any]:
     }
 
 
-def _page(folder: Path) -> dict[str, Any]:
-    return files.read_json(folder / PAGE, FIX) if (folder / PAGE).is_file() else {}
+def _beside(path: Path) -> Settings:
+    return files.read_json(path, FIX) if path.is_file() else {}
 
 
-def open_prompts(folder: Path) -> tuple[tuple[str, str], ...]:
+def _page(folder: Path) -> Settings:
+    return _beside(folder / PAGE)
+
+
+def open_prompts(folder: Path) -> Pairs:
     """The prompts of a sentence encoder's folder, names and texts; empty where there are none."""
     page = _page(folder) if (folder / MODULES).is_file() else {}
     default = page.get("default_prompt_name")
     return read_prompts(page.get("prompts") or {}, default, str(folder / PAGE))
 
 
-def read_prompts(table: Any, default: Any, source: str) -> tuple[tuple[str, str], ...]:
+def read_prompts(table: Any, default: Any, source: str) -> Pairs:
     """Names and texts of prompts, the ``default`` under the empty name too.
 
     Raises UserError for what is no table of texts, and for a default that is not in it.
@@ -170,7 +168,7 @@ def read_score(raw: ConfigReader, model: config.Model) -> config.Model:
     return replace(model, pool=replace(pool, sigmoid=several or named == "Sigmoid"))
 
 
-def write_score(model: config.Model) -> dict[str, Any]:
+def write_score(model: config.Model) -> Settings:
     """The words that say of labels that each has a probability of its own."""
     pool = model.pool
     if pool is None or not pool.labels or not pool.sigmoid:
@@ -197,7 +195,7 @@ def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
     return replace(model, head=None, pool=pool, context=min(length, model.context))
 
 
-def write_config(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
+def write_config(model: config.Model) -> tuple[config.Model, Settings]:
     """The encoder alone, and what the files beside its config.json must say; any other model as it
     is."""
     pool = model.pool
@@ -236,7 +234,7 @@ def files_of(
         **{flag: mode == settings["pooling"] for flag, mode in FLAGS.items()},
     }
     length = {"max_seq_length": settings["max_seq_length"], "do_lower_case": False}
-    tables: dict[str, Any] = {MODULES: modules, POOLING: pooling, LENGTH: length}
+    tables: Settings = {MODULES: modules, POOLING: pooling, LENGTH: length}
     if prompts:
         texts = dict(prompts)
         first = texts.pop("", None)

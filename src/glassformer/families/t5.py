@@ -19,7 +19,6 @@ from ..core.config.model import (
     Encoder,
     EncoderDecoder,
     Model,
-    Stack,
     stacks,
 )
 from ..core.config.norm import RMSNorm
@@ -28,20 +27,17 @@ from ..core.errors import UserError
 from .keys import (
     ACTIVATIONS,
     MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
-    MOST_TOKENS,
-    Key,
+    keys,
+    only,
     read_keys,
     read_start,
     write_keys,
     write_start,
 )
 from .names import NameRule, Table
-from .recipe import ConfigReader, Recipe
+from .recipe import MISSING, ConfigReader, Recipe, Settings
+from .vaswani import pair
 
-INIT = Init(0.02, 1.0, "plain")
 WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
 
 # Their words for a feed-forward: gated or not, and its activation.
@@ -76,38 +72,35 @@ def build(
 ) -> EncoderDecoder:
     """An encoder and a decoder of this depth with T5's usual biases, norms and dropout; a table of
     biases for each."""
-    block, crossed = Block(attention, mlp), Block(attention, mlp, cross=attention)
-    encoder = Stack(depth, (block,), RelativeBias(), causal=False, last_norm=RMSNorm(), dropout=0.1)
-    decoder = Stack(depth, (crossed,), RelativeBias(), last_norm=RMSNorm(), dropout=0.1)
-    return EncoderDecoder(dim, 512, Embed(32_128), encoder, decoder, head, INIT)
-
-
-def _both(*places: str) -> str:
-    return " ".join(f"{side}.{place}" for side in ("encoder", "decoder") for place in places)
+    return pair(
+        dim,
+        512,
+        Embed(32_128),
+        (depth, depth),
+        Block(attention, mlp),
+        RelativeBias(),
+        head,
+        Init(0.02, 1.0, "plain"),
+        last_norm=RMSNorm(),
+        dropout=0.1,
+    )
 
 
 KEYS = (
-    Key.only("is_decoder", False, "a T5 decoder here stands beside its encoder"),
-    Key.integer("d_model", "dim"),
-    Key.integer(
-        "d_kv",
-        _both("pattern.attention.head_dim") + " decoder.pattern.cross.head_dim",
-        64,
-        most=MOST_HEADS,
+    only("is_decoder", False, "a T5 decoder here stands beside its encoder"),
+    *keys(
+        "d_model",
+        d_kv=(64, "attention.head_dim cross.head_dim"),
+        d_ff=MISSING,
+        num_heads=(MISSING, "attention.heads cross.heads"),
+        num_layers=(MISSING, "encoder.depth"),
+        n_positions=(512, "context"),
+        vocab_size=MISSING,
+        relative_attention_num_buckets=(32, "position.buckets"),
+        relative_attention_max_distance=(128, "position.distance"),
+        layer_norm_epsilon=1e-6,
+        dropout_rate=(0.1, "dropout"),
     ),
-    Key.integer("d_ff", _both("pattern.feedforward.hidden"), most=MOST_HIDDEN),
-    Key.integer(
-        "num_heads",
-        _both("pattern.attention.heads") + " decoder.pattern.cross.heads",
-        most=MOST_HEADS,
-    ),
-    Key.integer("num_layers", "encoder.depth", most=MOST_BLOCKS),
-    Key.integer("n_positions", "context", 512, most=MOST_POSITIONS),
-    Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
-    Key.integer("relative_attention_num_buckets", _both("position.buckets"), 32),
-    Key.integer("relative_attention_max_distance", _both("position.distance"), 128),
-    Key.number("layer_norm_epsilon", _both("pattern.norm.eps", "last_norm.eps"), 1e-6, most=1.0),
-    Key.number("dropout_rate", _both("dropout"), 0.1, most=0.99),
 )
 
 
@@ -135,7 +128,7 @@ def read_config(raw: ConfigReader) -> Model:
     return alone(model) if raw.architecture(WHOLE).endswith(ENCODER) else model
 
 
-def write_config(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> Settings:
     """Our config as a T5 config.json, as far as that can say it."""
     encoder = stacks(model)["encoder"]
     raw = {
@@ -165,38 +158,35 @@ def write_config(model: Model) -> dict[str, Any]:
 
 
 _ATTENTION = {"q": "q", "k": "k", "v": "v", "o": "out"}
+# of each side, the layers of a block in the file's words and in ours
+_LAYERS = {
+    "encoder": {"SelfAttention": "attn", "DenseReluDense": "ffn"},
+    "decoder": {"SelfAttention": "attn", "EncDecAttention": "cross", "DenseReluDense": "ffn"},
+}
 
 
 def table(model: Model) -> Table:
     """The names of the weights; a gated MLP's differ from a plain one's."""
-    mlp = stacks(model)["encoder"].pattern[0].feedforward
-    wide = {"wi_0": "gate", "wi_1": "up"} if isinstance(mlp, GatedMLP) else {"wi": "up"}
-    rules = [
-        NameRule("shared.weight", "embed.token.weight"),
-        NameRule("lm_head.weight", "head.proj.weight"),
-    ]
-    layer_names = {"SelfAttention": "attn", "EncDecAttention": "cross", "DenseReluDense": "ffn"}
-    for stack, layers in (("encoder", (0, 2)), ("decoder", (0, 1, 2))):
-        for number, layer in enumerate(layers):
-            file_name, param_name = list(layer_names.items())[layer]
-            names = {**wide, "wo": "down"} if param_name == "ffn" else _ATTENTION
-            file_prefix, param_prefix = (
-                f"{stack}.block.{{i}}.layer.{number}",
-                f"{stack}.blocks.{{i}}.{param_name}",
-            )
-            rules += [
-                NameRule(f"{file_prefix}.{file_name}.{a}.weight", f"{param_prefix}.{b}.weight")
-                for a, b in names.items()
-            ]
-            rules.append(
-                NameRule(f"{file_prefix}.layer_norm.weight", f"{param_prefix}_norm.weight")
-            )
-        first = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rules.append(NameRule(first, f"{stack}.position.weight"))
-        rules.append(NameRule(f"{stack}.final_layer_norm.weight", f"{stack}.last_norm.weight"))
+    block = stacks(model)["encoder"].pattern[0]
+    gated = isinstance(block.feedforward, GatedMLP)
+    wide = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
+    names = {"shared": "embed.token", "lm_head": "head.proj"}
+    for side, layers in _LAYERS.items():
+        for number, (file_name, param_name) in enumerate(layers.items()):
+            file = f"{side}.block.{{i}}.layer.{number}"
+            param = f"{side}.blocks.{{i}}.{param_name}"
+            inner = {**wide, "wo": "down"} if param_name == "ffn" else _ATTENTION
+            names |= {f"{file}.{file_name}.{a}": f"{param}.{b}" for a, b in inner.items()}
+            names[f"{file}.layer_norm"] = f"{param}_norm"
+        bias = "layer.0.SelfAttention.relative_attention_bias"
+        if block.position:  # umT5: a table in each block
+            names[f"{side}.block.{{i}}.{bias}"] = f"{side}.blocks.{{i}}.position"
+        else:
+            names[f"{side}.block.0.{bias}"] = f"{side}.position"
+        names |= {f"{side}.final_layer_norm": f"{side}.last_norm"}
     twins = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     return Table(
-        tuple(rules),
+        tuple(NameRule(f"{a}.weight", f"{b}.weight") for a, b in names.items()),
         # nothing ever read it
         ignore=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
         copies=tuple((name, "shared.weight") for name in (*twins, "lm_head.weight")),

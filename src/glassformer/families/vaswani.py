@@ -21,21 +21,21 @@ from ..core.config.feedforward import MLP
 from ..core.config.init import Init
 from ..core.config.model import Attention, Block, EncoderDecoder, Model, Stack
 from ..core.config.norm import LayerNorm
-from ..core.config.position import Sinusoidal
+from ..core.config.position import Position, Sinusoidal
 from .keys import (
-    MOST_BLOCKS,
-    MOST_HEADS,
-    MOST_HIDDEN,
-    MOST_POSITIONS,
     MOST_TOKENS,
     Key,
+    fill,
+    key,
+    keys,
+    only,
     read_keys,
     read_start,
     write_keys,
     write_start,
 )
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, Settings
 
 
 def vaswani(
@@ -43,30 +43,39 @@ def vaswani(
 ) -> EncoderDecoder:
     """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim)."""
     block = Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
-    encoder = Stack(depth, (block,), Sinusoidal(), causal=False, dropout=dropout)
+    init, embed = Init(None, dim**-0.5, "plain"), Embed(vocab, scale=dim**0.5)
+    return pair(dim, 1024, embed, (depth, depth), block, Sinusoidal(), init=init, dropout=dropout)
+
+
+def pair(
+    dim: int,
+    context: int,
+    embed: Embed,
+    depths: tuple[int, int],
+    block: Block,
+    position: Position,
+    head: Head = Head(),
+    init: Init = Init(0.02, 0.02, "plain"),
+    **stack: Any,
+) -> EncoderDecoder:
+    """An encoder and a decoder of the same blocks, which look across as they look back."""
+    encoder = Stack(depths[0], (block,), position, causal=False, **stack)
     crossed = replace(block, cross=block.attention)
-    decoder = Stack(depth, (crossed,), Sinusoidal(), dropout=dropout)
-    init = Init(None, dim**-0.5, "plain")
-    return EncoderDecoder(dim, 1024, Embed(vocab, scale=dim**0.5), encoder, decoder, Head(), init)
+    decoder = Stack(depths[1], (crossed,), position, **stack)
+    return EncoderDecoder(dim, context, embed, encoder, decoder, head, init)
 
 
-BOTH_SIDES = (
-    Key.integer("d_model", "dim"),
-    Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
-    Key.integer("max_position_embeddings", "context", 1024, most=MOST_POSITIONS),
-    Key.number("dropout attention_dropout", "encoder.dropout decoder.dropout", 0.1, most=0.99),
-    Key.std("init_std"),
-    Key.integer("encoder_layers", "encoder.depth", 12, most=MOST_BLOCKS),
-    Key.integer("decoder_layers", "decoder.depth", 12, most=MOST_BLOCKS),
-    Key.integer("encoder_attention_heads", "encoder.pattern.attention.heads", 16, most=MOST_HEADS),
-    Key.integer(
-        "decoder_attention_heads",
-        "decoder.pattern.attention.heads decoder.pattern.cross.heads",
-        16,
-        most=MOST_HEADS,
-    ),
-    Key.integer("encoder_ffn_dim", "encoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
-    Key.integer("decoder_ffn_dim", "decoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
+BOTH_SIDES = keys(
+    "d_model vocab_size",
+    max_position_embeddings=1024,
+    dropout=key("dropout attention_dropout", 0.1, "dropout"),
+    init_std=0.02,
+    encoder_layers=(12, "encoder.depth"),
+    decoder_layers=(12, "decoder.depth"),
+    encoder_attention_heads=(16, "encoder.pattern.attention.heads"),
+    decoder_attention_heads=(16, "decoder.pattern.attention.heads cross.heads"),
+    encoder_ffn_dim=(4096, "encoder.pattern.feedforward.hidden"),
+    decoder_ffn_dim=(4096, "decoder.pattern.feedforward.hidden"),
 )
 
 
@@ -80,39 +89,33 @@ def scale_key(default: bool) -> Key:
     return Key("scale_embedding", "embed.scale", scale, lambda factor: factor != 1.0)
 
 
-def act_key(default: str) -> Key:
-    """The activation of both sides; ``default`` where the file says nothing."""
-    places = "encoder.pattern.feedforward.act decoder.pattern.feedforward.act"
-    return Key.activation("activation_function", places, default)
-
-
 KEYS = (
-    Key.only("share_encoder_decoder_embeddings", True, "both sides share one table here"),
-    Key.only("tie_word_embeddings", True, "the head shares that table too"),
-    Key.only("normalize_before", False, "norms come after here"),
-    Key.only("normalize_embedding", False, "embeddings are not normed here"),
-    Key.only("add_final_layer_norm", False, "the stacks end without a norm here"),
-    Key.only("static_position_embeddings", True, "positions are sines here"),
+    only("share_encoder_decoder_embeddings", True, "both sides share one table here"),
+    only("tie_word_embeddings", True, "the head shares that table too"),
+    only("normalize_before", False, "norms come after here"),
+    only("normalize_embedding", False, "embeddings are not normed here"),
+    only("add_final_layer_norm", False, "the stacks end without a norm here"),
+    only("static_position_embeddings", True, "positions are sines here"),
     *BOTH_SIDES,
     scale_key(False),
-    act_key("gelu"),
-    Key.flag("head_bias", "head.bias", True),  # a word of our own
+    # head_bias is a word of our own
+    *keys(activation_function="gelu", head_bias=(True, "head.bias")),
 )
 
 
-def read_config(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Any:
     """A Marian config.json as our config; ``dropout`` is the stacks' one dropout."""
     raw.only(
         "decoder_vocab_size",
         raw.integer("vocab_size", most=MOST_TOKENS),
         "both sides share one vocabulary here",
     )
-    sines = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
-    model = read_keys(raw, serial.change(vaswani(64, 1, 1, 1, 1, 0.1), sines), KEYS)
+    sines = fill(vaswani(64, 1, 1, 1, 1, 0.1), [("position.halves", True)])
+    model = read_keys(raw, sines, KEYS)
     return replace(model, start=read_start(raw))
 
 
-def write_config(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> Settings:
     """Our config as a Marian config.json, as far as that can say it."""
     raw = {
         **write_keys(model, KEYS),

@@ -17,7 +17,7 @@ from ..core import files
 from ..core.errors import UserError, nearest, need
 from ..core.tokenizer.tokenizer import EXTRA, Tokenizer
 from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, ids_of
-from . import byte_level, sentencepiece, wordpiece
+from . import byte_level, letters, sentencepiece, wordpiece
 from . import gguf_tokenizer as gguf
 from .tokenizer_forms import GENERATION, added_token, tokenizer_of
 from .wordpiece import flag
@@ -29,8 +29,8 @@ SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945
 SENTINELS_T5 = 100
 MERGES_OF = byte_level.FILES
 CASES = ("bert-cased", "bert-uncased")
-KINDS = (*byte_level.KINDS, *CASES, "t5")
-CLASSES = {"Qwen2Tokenizer": "qwen", "T5Tokenizer": "t5"}
+KINDS = (*byte_level.KINDS, *CASES, "t5", "esm")
+CLASSES = {"Qwen2Tokenizer": "qwen", "T5Tokenizer": "t5", "EsmTokenizer": "esm"}
 """The classes of `transformers` whose files mean something else than what they say alone, and what
 that is."""
 ROBERTA = ("roberta", "bart", "led", "longformer")
@@ -49,8 +49,8 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
 
     Formats: tokenizer.json; vocab.json with merges.txt, encoder.json with vocab.bpe; tiktoken ranks
     (also as tokenizer.model); SentencePiece .model; WordPiece vocab.txt; the vocabulary in a GGUF
-    file. ``kind`` (gpt2, cl100k, o200k, llama3, qwen, bert-cased, bert-uncased, t5) decides where
-    the file does not say; a tokenizer.json says everything. Raises UserError.
+    file. ``kind`` (gpt2, cl100k, o200k, llama3, qwen, bert-cased, bert-uncased, t5, esm) decides
+    where the file does not say; a tokenizer.json says everything. Raises UserError.
     """
     path = Path(path).expanduser()
     if kind is not None and kind not in KINDS:
@@ -132,7 +132,9 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
             )
         return sentencepiece.read_tokenizer(data, source, sentinels)
     if path.suffix == ".txt":
-        file_kind = _kind(kind, CASES, config, path)
+        file_kind = _kind(kind, (*CASES, "esm"), config, path)
+        if file_kind == "esm":
+            return letters.read_tokenizer(_text(data, source), source), {}
         lower = None if file_kind is None else file_kind == CASES[1]
         return wordpiece.read_tokenizer(_text(data, source), lower, config, source), {}
     raise UserError(

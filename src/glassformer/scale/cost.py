@@ -98,9 +98,15 @@ class Cost:
     def multiplied(self) -> int:
         """Parameters that a token is multiplied with: matrices, not the tables it is looked up
         in."""
-        matrices = sum(size for multiplied, size in self.sizes.values() if multiplied)
+        matrices = 0
+        looped = [name for name, s in config.stacks(self.model).items() if hasattr(s, "passes")]
+        for path, (multiplied, size) in self.sizes.items():
+            name, _, inside = path.partition(".")
+            again = name in looped and inside.startswith("blocks.")
+            passes = getattr(config.stacks(self.model)[name], "passes", 1) if again else 1
+            matrices += passes * size * multiplied
         head = self.model.head
-        tied = self.model.embed.vocab * self.model.dim if head is not None and head.tied else 0
+        tied = self.model.embed.vocab * config.embed_dim(self.model) if head and head.tied else 0
         return matrices - self.idle(matrices=True) + tied
 
     @cached_property

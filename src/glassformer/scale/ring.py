@@ -61,7 +61,8 @@ def check(cfg: config.Model, training: bool = True) -> None:
     )
     for block in (block for stack in config.stacks(cfg).values() for block in stack.pattern):
         need(
-            isinstance(block.attention, config.Attention),
+            isinstance(block.attention, config.Attention)
+            and getattr(block.attention, "has_pages", True),
             f"{type(block.attention).__name__} reads a row from one end to the other on one "
             f"process; {fix}.",
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -62,6 +63,9 @@ def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = Tr
         module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"
     ]
     blocks = [block for stack in stacks for block in stack.children()]
+    homes = Counter(weight for block in blocks for weight in block.parameters())
+    # one that is passed again belongs to the model as a whole
+    blocks = [block for block in blocks if all(homes[x] == 1 for x in block.parameters())]
     # nothing is changed in place
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
 

@@ -168,6 +168,14 @@ def bounds(size: int, shards: int, rank: int) -> tuple[int, int]:
 
 def check(cfg: config.Model, size: int) -> None:
     """UserError unless the model can be cut in so many parts."""
+    alone = "set parallel.tensor = 1"
+    looped = any(hasattr(stack, "passes") for stack in config.stacks(cfg).values())
+    need(not looped, f"A block that is passed again is not cut; {alone}.")
+    apart = type(cfg.embed) in TABLE or cfg.head is None or not cfg.head.tied
+    need(
+        apart,
+        f"A tied head is not cut where its table is in a {type(cfg.embed).__name__}; {alone}.",
+    )
     configs: list[Any] = [cfg.embed, cfg.head]
     for block in (block for stack in config.stacks(cfg).values() for block in stack.pattern):
         configs += [

@@ -12,24 +12,27 @@ from ..core import config
 from ..core.nn.build import builds, uncompiled
 from ..core.nn.dropout import dropout_module
 from ..core.nn.flow import Flow, TracedModule, document_starts
-from ..core.nn.layers import ACTIVATIONS, linear
+from ..core.nn.layers import ACTIVATIONS, linear, norm
 
 
 class LabelHead(TracedModule):
-    """Base of Pool and TokenHead: (transform), and for labels dropout and a projection."""
+    """Base of Pool and TokenHead: (transform, norm), and for labels dropout and a projection."""
 
     exact: tuple[str, ...] = ("proj",)  # a few rows
 
     def __init__(self, cfg: config.Pool | config.TokenHead, dim: int) -> None:
         super().__init__()
-        self.transform = linear(dim, dim, bias=True) if cfg.transform else None
+        self.transform = linear(dim, dim, cfg.transform_bias) if cfg.transform else None
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
+        self.norm = norm(cfg.norm, dim)
         self.drop = dropout_module(cfg.dropout)
         self.proj = linear(dim, cfg.labels, bias=True) if cfg.labels else None
 
     def transformed(self, x: Tensor) -> Tensor:
-        """x (..., C) through the dense layer and its activation, where there is one."""
-        return x if self.transform is None or self.act is None else self.act(self.transform(x))
+        """x (..., C) through the dense layer, its activation and norm, where there is one."""
+        if self.transform is not None and self.act is not None:
+            x = self.act(self.transform(x))
+        return self.norm(x)  # type: ignore[no-any-return]
 
     def labels(self, x: Tensor) -> Tensor:
         """x (..., C) -> (..., L); x itself without labels."""

@@ -20,6 +20,7 @@ import tiny
 from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model
+from glassformer.families.mechanisms import LoopedStack
 from glassformer.sight import attribute
 from glassformer.sight.recording import ModuleTrace
 from glassformer.sight.recording.causes import Causes
@@ -169,6 +170,11 @@ def address_of(part: Any, model: Model, trace: ModuleTrace, at: int) -> str:
     path, _, index = part.address.partition("[")
     above = path.rpartition(".")[0]
     reading = readers(trace)
+    if isinstance(model.config, c.Encoder) and isinstance(model.config.encoder, LoopedStack):
+        # one weight for all blocks, which read it one after another
+        index = int(above.split(".")[2])
+        first = above.replace(f".{index}.", ".0.")
+        reading |= {name.replace(first, above): x[index:] for name, x in reading.items()}
     if "head" in part.kind:
         value = reading[f"{above}.out.weight"][0].inputs[0]
         size = value.shape[-1] // model.get_submodule(above).heads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
+from ..errors import need
 from .feedforward import Activation
 from .norm import Norm
 from .serial import NonNegativeInt, PositiveFloat, PositiveInt, Range, frozen
@@ -50,12 +51,20 @@ class Head:
     scale: PositiveFloat = 1.0  # the hidden state is multiplied by it (T5: dim ** -0.5)
     # c bounds logits: c * tanh(logits / c) (Gemma 2); none: no bound
     softcap: PositiveFloat | None = None
+    transform_bias: bool = True  # the extra layer adds a bias (ModernBERT: no)
+    # width that the extra layer ends in (ELECTRA, ALBERT: the embedding's); none: the model's
+    width: PositiveInt | None = None
+
+    def __post_init__(self) -> None:
+        fits = self.width is None or self.transform is not None
+        need(fits, f"Head.width is {self.width} and the head has no transform; give it one.")
 
     def shapes(self, dim: int, vocab: int) -> Shapes:
         """The transform, its norm, and the table where it is not the embedding's."""
-        proj = join(weight=() if self.tied else (vocab, dim), bias=(vocab,) if self.bias else ())
+        inner = self.width or dim
+        proj = join(weight=() if self.tied else (vocab, inner), bias=(vocab,) if self.bias else ())
         return join(
-            transform=linear(dim, dim) if self.transform else {},
-            norm=shapes_of(self.norm, dim),
+            transform=linear(dim, inner, self.transform_bias) if self.transform else {},
+            norm=shapes_of(self.norm, inner),
             proj=proj,
         )

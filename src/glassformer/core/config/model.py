@@ -19,7 +19,7 @@ from .init import Init
 from .mask import Full, MaskRule
 from .norm import Norm, RMSNorm
 from .pool import Pool, TokenHead
-from .position import NoPosition, Position, Rotary
+from .position import NoPosition, Position, RelativeBias, Rotary
 from .recurrence import Recurrent
 from .scaling import LongRopeScaling
 from .serial import NonNegativeInt, PositiveFloat, PositiveInt, Share, frozen
@@ -82,7 +82,7 @@ class Block:
     ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x));
     ``output`` x + norm(f(x)); ``sandwich`` x + norm(f(norm(x))); ``parallel`` x +
     attention(norm(x)) + ffn(norm(x)), one norm for both, ``parallel_norms`` one for each. ``norm``
-    None is none. ``position`` turns queries and keys of this block alone.
+    None is none. ``position`` is of this block's queries and keys alone.
     """
 
     attention: Mixer  # over the stack's own tokens
@@ -92,27 +92,23 @@ class Block:
     place: Place = "pre"
     cross: Attention | None = None  # attention to an encoder's output
     residual_scale: PositiveFloat = 1.0  # what is added to the stream is multiplied by it (Granite)
-    position: NoPosition | Rotary | None = None  # in place of the stack's; none: the stack's
+    # in place of the stack's; none: the stack's
+    position: NoPosition | Rotary | RelativeBias | None = None
 
     def __post_init__(self) -> None:
-        need(
-            not (self.place.startswith("parallel") and self.cross),
-            f'Block.place "{self.place}" has no cross-attention; use "pre", "post" or "sandwich".',
-        )
-        has_sublayer = self.feedforward is not None or not self.place.startswith("parallel")
+        parallel = self.place.startswith("parallel")
+        alone = f'Block.place "{self.place}" has no cross-attention'
+        need(not (parallel and self.cross), f'{alone}; use "pre", "post" or "sandwich".')
+        has_sublayer = self.feedforward is not None or not parallel
         beside = f'Block.place "{self.place}" needs a feedforward beside the attention'
         need(has_sublayer, f'{beside}; use "pre".')
         placed = self.norm is not None or self.place in ("pre", "parallel")
         stand = f'Block.place "{self.place}" says where norms stand and Block.norm is none'
         need(placed, f'{stand}; use "pre".')
-        need(
-            self.cross is None or type(self.cross) is Attention,
-            f"Block.cross is a {type(self.cross).__name__}; only Attention reads an encoder's output.",
-        )
-        need(
-            self.cross is None or self.cross.mask == Full(),
-            "Block.cross.mask has no meaning; leave it full.",
-        )
+        reads = self.cross is None or type(self.cross) is Attention
+        need(reads, f"Block.cross is a {type(self.cross).__name__}; only Attention crosses.")
+        full = self.cross is None or self.cross.mask == Full()
+        need(full, "Block.cross.mask has no meaning; leave it full.")
         short = getattr(self.position, "limit", None) is None
         need(short, "Block.position has a LongRopeScaling; give that to the stack's position.")
 
@@ -126,7 +122,8 @@ class Block:
         """Shapes of the sublayers and their norms."""
         place = {"attn": (causal, dropout), "cross": (False, dropout), "ffn": ()}
         norm = shapes_of(self.norm, dim)
-        result: Shapes = {}
+        heads = getattr(self.attention, "heads", 1)
+        result = join(position=shapes_of(self.position, dim, heads, causal))
         for name, sublayer in self.sublayers.items():
             before = {} if name == "ffn" and self.place == "parallel" else norm
             result |= join(**{f"{name}_norm": before, name: shapes_of(sublayer, dim, *place[name])})
@@ -148,15 +145,15 @@ class Stack:
     dropout: Share = 0.0
 
     def __post_init__(self) -> None:
-        need(
-            self.depth >= 0, f"Stack.depth is {self.depth}; give a number of blocks, or 0 for none."
-        )
+        need(self.depth >= 0, f"Stack.depth is {self.depth}; give a number of blocks, or 0.")
         count = len(self.pattern)
         need(count > 0, "Stack.pattern is empty; give at least one Block.")
         sizes = f"Stack.depth {self.depth} is not a multiple of its pattern of {count} blocks"
         need(self.depth % count == 0, f"{sizes}; change one.")
-        if hasattr(self.position, "check_causal"):
-            self.position.check_causal(self.causal)
+        positions: list[Any] = [self.position, *(block.position for block in self.pattern)]
+        for position in positions:
+            if hasattr(position, "check_causal"):
+                position.check_causal(self.causal)
 
     def block(self, index: int) -> Block:
         return self.pattern[index % len(self.pattern)]
@@ -333,13 +330,10 @@ def shapes(model: Model) -> Shapes:
 def _check(model: Model) -> None:
     """Checks what depends on the width, the context and the slot together; UserError."""
     width = embed_dim(model)
-    fits = width == model.dim or model.head is None or not model.head.tied
+    head = model.head
+    fits = head is None or not head.tied or width == (head.width or model.dim)
     tied = f"embed.dim is {width} and the model's dim {model.dim}, which a tied head shares"
-    need(
-        fits,
-        f"{tied}; set dim = {width} for another width, or head.tied = false for other "
-        "embeddings alone.",
-    )
+    need(fits, f"{tied}; set dim = {width}, head.width = {width} or head.tied = false.")
     for name, body in bodies(model).items():
         taken = embed_dim(model, name)
         crosses = name == "decoder" and model.has_source

@@ -6,8 +6,9 @@ from typing import Literal
 
 from ..errors import need
 from .feedforward import Activation
+from .norm import Norm
 from .serial import NonNegativeInt, PositiveInt, Share, frozen
-from .shapes import Shapes, join, linear
+from .shapes import Shapes, join, linear, shapes_of
 
 
 @frozen
@@ -25,12 +26,13 @@ class Pool:
     dropout: Share = 0.0  # share of the vector dropped before the labels
     normalize: bool = False  # scale the vector to length 1 (sentence encoders)
     sigmoid: bool = False  # labels do not exclude each other: each has a probability of its own
+    transform_bias: bool = True  # the dense layer adds a bias (ModernBERT: no)
+    norm: Norm | None = None  # after the dense layer (ModernBERT); none: no norm
 
     def shapes(self, dim: int) -> Shapes:
         """The query of ``attention``, the transform and the labels' layer."""
         query = linear(dim, 1, bias=False) if self.mode == "attention" else {}
-        proj = linear(dim, self.labels) if self.labels else {}
-        return join(query=query, transform=linear(dim, dim) if self.transform else {}, proj=proj)
+        return _layers(self, dim) | join(query=query)
 
 
 @frozen
@@ -42,15 +44,19 @@ class TokenHead:
     transform: Activation | None = None
     dropout: Share = 0.0  # share of each vector dropped before the labels
     span: bool = False  # two labels are an answer's start and end, not what a token is
+    transform_bias: bool = True  # the dense layer adds a bias (ModernBERT: no)
+    norm: Norm | None = None  # after the dense layer (ModernBERT); none: no norm
 
     def __post_init__(self) -> None:
-        need(
-            not self.span or self.labels == 2,
-            f"TokenHead.labels is {self.labels} and a span has 2 ends; give 2.",
-        )
+        fits = not self.span or self.labels == 2
+        need(fits, f"TokenHead.labels is {self.labels} and a span has 2 ends; give 2.")
 
     def shapes(self, dim: int) -> Shapes:
         """The transform and the labels' layer."""
-        return join(
-            transform=linear(dim, dim) if self.transform else {}, proj=linear(dim, self.labels)
-        )
+        return _layers(self, dim)
+
+
+def _layers(cfg: Pool | TokenHead, dim: int) -> Shapes:
+    transform = linear(dim, dim, cfg.transform_bias) if cfg.transform else {}
+    proj = linear(dim, cfg.labels) if cfg.labels else {}
+    return join(transform=transform, norm=shapes_of(cfg.norm, dim), proj=proj)

@@ -253,10 +253,11 @@ class Head(TracedModule):
     def __init__(self, cfg: config.Head, dim: int, vocab: int) -> None:
         super().__init__()
         self.scale, self.softcap = cfg.scale, cfg.softcap
-        self.transform = linear(dim, dim, bias=True) if cfg.transform else None
+        inner = cfg.width or dim
+        self.transform = linear(dim, inner, cfg.transform_bias) if cfg.transform else None
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
-        self.norm = norm(cfg.norm, dim)
-        self.proj = Projection(dim, vocab, cfg.tied, cfg.bias)
+        self.norm = norm(cfg.norm, inner)
+        self.proj = Projection(inner, vocab, cfg.tied, cfg.bias)
         # where the vocabulary lies on several processes
         self.cross_entropy: Callable[..., Tensor] | None = None
 

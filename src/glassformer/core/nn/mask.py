@@ -77,7 +77,8 @@ class Mask:
         ``Flow.cached`` may not be a new object in each pass, or blocks compiled one by one would be
         compiled again."""
         if position not in self._biases:
-            self._biases[position] = position.bias(self.q_pos, self.k_pos)
+            # the last alone: where each block has a table, no other block asks for it
+            self._biases = {position: position.bias(self.q_pos, self.k_pos)}
         return self._biases[position]
 
     def dense(self) -> Tensor:

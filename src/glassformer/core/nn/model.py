@@ -43,7 +43,8 @@ class Block(TracedModule):
     def __init__(self, cfg: configs.Block, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
         self.place, self.residual_scale, position = cfg.place, cfg.residual_scale, cfg.position
-        self.position: Any = build(position, dim, 1, causal) if position else None
+        heads = getattr(cfg.attention, "heads", 1)
+        self.position: Any = build(position, dim, heads, causal) if position else None
         self.attn_norm = norm(cfg.norm, dim)
         self.attn = build(cfg.attention, dim, causal, dropout)
         if cfg.cross is not None:

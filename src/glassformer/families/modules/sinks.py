@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.errors import need
 from ...core.nn.attention import Attention
 from ...core.nn.build import builds
 from ...core.nn.dropout import dropout
-from ...core.nn.engines import AttentionEngine, Look, fold_groups
+from ...core.nn.engines import Look, fold_groups
 from ...core.nn.experts import MoE
 from ...core.nn.flow import Flow
 from ...core.nn.layers import linear
@@ -53,10 +52,6 @@ class SinkAttentionModule(Attention):
         position: Position | None = None,
     ) -> Tensor:
         """softmax(q k^T, sink) v -> (B, H, T, D), every score in memory."""
-        need(
-            not isinstance(flow.engine, AttentionEngine),
-            "Attention with sinks needs all keys in one process; train without parallel.context.",
-        )
         bias = None if position is None else mask.bias(position)
         if flow.watches(self, "scores", "pattern"):
             flow.keys(mask.k_pos, mask.dense)

@@ -115,7 +115,11 @@ class Trace(ModuleTrace):
         super().__init__(model, ids, {}, keep, tokenizer=tokenizer)
         if not self.edits:  # which may set anything
             # fused kernels make zeros of NaN scores: outputs hide them
-            named = (value.tensor for value in self.aliases.values() if value.is_named)
+            named = (
+                value.tensor
+                for name, value in self.aliases.items()
+                if value.is_named and not name.endswith(".scores")  # -inf where masked
+            )
             must_be_finite(model, *(x for x in named if x is not None and x.is_floating_point()))
         for value in (*self.leaves, *(x for op in self.operations for x in op.outputs)):
             value.batch = int(

@@ -1,0 +1,255 @@
+"""DeBERTa, its versions 2 and 3: BERT's blocks whose scores read content and distance apart.
+
+The first version deals queries, keys and values of each head out of one matrix and keys have no
+bias; version 2 groups distances in buckets. The head over words has names of its own in files with
+``legacy`` false, which are read and not written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ..core.config.embed_head import Embed
+from ..core.config.model import Encoder, stacks
+from ..core.config.norm import LayerNorm
+from ..core.config.position import Learned
+from ..core.errors import need
+from . import encoders
+from .bert import SHARED, bert
+from .disentangled import DisentangledAttention, RelativeEmbedding
+from .encoders import (
+    CHOICE,
+    HEADS,
+    LABELS,
+    LAYER,
+    head_of,
+    label_layers,
+    moved,
+    read_heads,
+    trunk,
+    words_head,
+    write_heads,
+)
+from .keys import MOST_POSITIONS, Key, Section, Words, key, only, revise
+from .names import NameRule, Table
+from .recipe import ConfigReader, Recipe, Settings
+
+SCORES = {"c2p": "content_to_position", "p2c": "position_to_content"}
+
+
+def deberta(
+    dim: int,
+    depth: int,
+    heads: int,
+    vocab: int,
+    position: Any,
+    shared: bool = False,
+    key_bias: bool = True,
+) -> Encoder:
+    """The shape of a DeBERTa as pretrained, for words under masks; 512 positions, one segment."""
+    model, norm = bert(dim, depth, heads, vocab), LayerNorm(1e-7)
+    scale = (dim // heads * 3) ** -0.5
+    attention = DisentangledAttention(
+        heads, bias=True, out_bias=True, scale=scale, shared=shared, key_bias=key_bias
+    )
+    stack = stacks(model)["encoder"]
+    block = replace(stack.pattern[0], attention=attention, norm=norm)
+    stack = replace(stack, pattern=(block,), position=position, first_norm=norm)
+    model = replace(model, embed=Embed(vocab), encoder=stack, pool=None)
+    return replace(model, head=words_head(model))
+
+
+def deberta_v3(dim: int, depth: int, heads: int, vocab: int = 128_100) -> Encoder:
+    """The shape of version 3: 256 buckets of distances, projected as content is."""
+    position = RelativeEmbedding(norm=LayerNorm(1e-7))
+    return deberta(dim, depth, heads, vocab, position, shared=True)
+
+
+def deberta_v1(dim: int, depth: int, heads: int) -> Encoder:
+    """The shape of the first version: a vector for each of 512 distances to either side."""
+    return deberta(dim, depth, heads, 50_265, RelativeEmbedding(512, None), key_bias=False)
+
+
+def read_scores(raw: ConfigReader) -> tuple[str, ...]:
+    """Our names of the scores of distances that a model adds."""
+    stated = raw.value("pos_att_type", [])
+    kinds = stated.lower().split("|") if isinstance(stated, str) else stated
+    kinds = [kind.strip() if isinstance(kind, str) else "" for kind in kinds]
+    fits = set(kinds) <= set(SCORES) and 0 < len(kinds) == len(set(kinds))
+    raw.must(fits, "pos_att_type", "c2p, p2c or both")
+    return tuple(SCORES[kind] for kind in kinds)
+
+
+def read_position(raw: ConfigReader, norm: Any, first: bool) -> Any:
+    """The table of distances, perhaps with this ``norm``; the ``first`` version has neither buckets
+    nor a norm."""
+    length = raw.integer("max_position_embeddings", 512, MOST_POSITIONS)
+    distance, buckets = (
+        max(0, int(raw.number(key, -1, least=-1, most=MOST_POSITIONS)))
+        for key in ("max_relative_positions", "position_buckets")
+    )
+    distance = distance or length
+    normed = not first and raw.choice("norm_rel_ebd", {"none": False, "layer_norm": True}, "none")
+    norm = norm if normed else None
+    added = Learned(length) if raw.flag("position_biased_input", True) else None
+    if first or not buckets:
+        return RelativeEmbedding(distance, None, norm, added)
+    return RelativeEmbedding(buckets, distance, norm, added)
+
+
+def read_layers(raw: ConfigReader, model: Encoder, first: bool) -> Encoder:
+    """The model with its scores and its table of distances."""
+    stack, scores = stacks(model)["encoder"], read_scores(raw)
+    attention: Any = stack.pattern[0].attention
+    width = attention.width(model.dim)
+    sizes = {"embedding_size": model.dim, "pooler_hidden_size": model.dim}
+    for word, size in {**sizes, "attention_head_size": width}.items():
+        raw.only(word, size, "a DeBERTa here has one width, which its heads share")
+    attention = replace(
+        attention,
+        scale=(width * (1 + len(scores))) ** -0.5,
+        shared=not first and raw.flag("share_att_key", False),
+        **{name: name in scores for name in SCORES.values()},
+    )
+    pattern = (replace(stack.pattern[0], attention=attention),)
+    position = read_position(raw, stack.first_norm, first)
+    return replace(model, encoder=replace(stack, pattern=pattern, position=position))
+
+
+def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
+    """The model with the head that its architecture names."""
+    dropout = model.encoder.dropout
+    if head_of(raw) in (LABELS, CHOICE):
+        dropout = raw.number("cls_dropout", dropout, most=0.99)
+    tied = {} if raw.flag("legacy", True) else {"tie_word_embeddings": True}
+    raw = replace(raw, table={**raw.table, **tied})
+    return read_heads(raw, model, POOLED.parse(raw), dropout=dropout)
+
+
+def write_ends(model: Encoder, family: str) -> Settings:
+    """Settings of the head that a model has."""
+    raw = write_heads(model, family, "cls_dropout")
+    if model.pool is not None:
+        raw["pooler_hidden_act"] = POOLED.write(model.pool.transform or "gelu")
+    return raw
+
+
+def write_layers(model: Encoder, first: bool) -> Settings:
+    """Settings of scores and of the table of distances."""
+    stack = stacks(model)["encoder"]
+    attention, position = stack.pattern[0].attention, stack.position
+    fits = isinstance(attention, DisentangledAttention) and isinstance(position, RelativeEmbedding)
+    need(fits, "The layouts of DeBERTa hold disentangled attention alone.")
+    assert isinstance(attention, DisentangledAttention) and isinstance(position, RelativeEmbedding)
+    newer = {
+        "position_buckets": position.buckets if position.distance else -1,
+        "norm_rel_ebd": "layer_norm" if position.norm else "none",
+        "share_att_key": attention.shared,
+    }
+    return {
+        "max_relative_positions": position.distance or position.buckets,
+        "position_biased_input": position.added is not None,
+        "relative_attention": True,
+        "pos_att_type": [kind for kind, name in SCORES.items() if getattr(attention, name)],
+        **({} if first else newer),
+    }
+
+
+POOLED = key("pooler_hidden_act", "gelu", "act")
+KEYS = revise(
+    SHARED,
+    only("relative_attention", True, "a DeBERTa here reads distances"),
+    only("conv_kernel_size", 0, "no convolution stands beside the first block here"),
+    only("talking_head", False, "heads here do not mix their scores"),
+    only("pooler_dropout", 0, "labels here drop what they read once"),
+    Key("type_vocab_size", "embed.segments", lambda raw: raw.value("type_vocab_size", 0)),
+    without="max_position_embeddings",
+    max_position_embeddings=(512, "context"),
+    layer_norm_eps=1e-7,
+    vocab_size=128_100,
+)
+
+_BLOCK = {name: param for name, param in LAYER.items() if ".self." not in name}
+_CONTENT = {"query": "q", "key": "k", "value": "v", "pos_key": "pos_k", "pos_query": "pos_q"}
+_SECOND = {f"attention.self.{name}_proj": f"attn.{param}" for name, param in _CONTENT.items()}
+_FIRST = {
+    "q_bias": "q.bias",
+    "v_bias": "v.bias",
+    "pos_proj.weight": "pos_k.weight",
+    "pos_q_proj.weight": "pos_q.weight",
+    "pos_q_proj.bias": "pos_q.bias",
+}
+_WORDS, _NEW = "cls.predictions", "lm_predictions.lm_head"
+_TABLE, _ADDED = "encoder.position.weight", "encoder.position.added.weight"
+
+
+def table(model: Encoder) -> Table:
+    """The names of the weights; how those of labels are called depends on the head."""
+    attention: Any = stacks(model)["encoder"].pattern[0].attention
+    trunk_rules = [
+        replace(rule, param_names=_ADDED) if rule.param_names == _TABLE else rule
+        for rule in trunk("deberta", {**_BLOCK, **(_SECOND if attention.key_bias else {})})
+    ]
+    trunk_rules.append(NameRule("deberta.encoder.rel_embeddings.weight", _TABLE))
+    if not attention.key_bias:
+        inside, param = "deberta.encoder.layer.{i}.attention.self", "encoder.blocks.{i}.attn"
+        qkv = tuple(f"{param}.{name}.weight" for name in "qkv")
+        trunk_rules += [
+            NameRule(f"{inside}.in_proj.weight", qkv, groups=attention.heads),
+            *(NameRule(f"{inside}.{a}", f"{param}.{b}") for a, b in _FIRST.items()),
+        ]
+    layers = {
+        "deberta.encoder.LayerNorm": "encoder.position.norm",
+        "pooler.dense": "pool.transform",
+        **label_layers(model, {"classifier": "pool.proj"}),
+    }
+    unread = [f"mask_predictions.{name}" for name in ("dense", "LayerNorm", "classifier")]
+    unread.append("deberta.embeddings.position_embeddings")
+    names = (f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm")
+    newer = moved(f"{_NEW}.dense", f"{_NEW}.LayerNorm", *names)
+    newer = (*newer, (f"{_NEW}.bias", f"{_WORDS}.bias"))
+    return encoders.table(model, "deberta", _WORDS, names, trunk_rules, layers, unread, newer)
+
+
+def recipe(name: str, first: bool, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:
+    """The recipe of a version."""
+    family = "Deberta" if first else "DebertaV2"
+    heads = tuple(head for head in HEADS if not first or head != CHOICE)
+    layers = Section(partial(read_layers, first=first), partial(write_layers, first=first))
+    ends = Section(read_ends, partial(write_ends, family=family))
+    template = deberta_v1(64, 1, 1) if first else deberta_v3(64, 1, 1)
+    return Recipe(
+        name=name,
+        paper=paper,
+        sizes=sizes,
+        family=family,
+        heads=heads,
+        tokenizer=tokenizer,
+        words=Words(replace(template, head=None), KEYS, [layers, ends]),
+        weights=table,
+    )
+
+
+DEBERTA = recipe(
+    "deberta",
+    True,
+    "He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention (arXiv 2006.03654)",
+    "microsoft/deberta-base (byte-level BPE)",
+    base=deberta_v1(768, 12, 12),
+    large=deberta_v1(1024, 24, 16),
+)
+DEBERTA_V2 = recipe(
+    "deberta-v2",
+    False,
+    "He et al. 2023, DeBERTaV3: Improving DeBERTa using ELECTRA-Style Pre-Training (arXiv 2111.09543)",
+    "microsoft/deberta-v3-small (Unigram)",
+    **{
+        "v3-xsmall": deberta_v3(384, 12, 6),
+        "v3-small": deberta_v3(768, 6, 12),
+        "v3-base": deberta_v3(768, 12, 12),
+        "v3-large": deberta_v3(1024, 24, 16),
+        "mdeberta-v3-base": deberta_v3(768, 12, 12, 251_000),
+    },
+)

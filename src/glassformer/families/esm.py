@@ -1,0 +1,120 @@
+"""ESM: encoders of proteins, with norms before; the second version's positions are rotary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ..core.config.embed_head import Embed, Head
+from ..core.config.feedforward import MLP
+from ..core.config.model import Attention, Block, Encoder, Stack, stacks
+from ..core.config.norm import LayerNorm
+from ..core.config.position import Learned
+from . import roberta
+from .bert import SHARED
+from .decoders import INIT
+from .encoders import LABELS, LAYER, MASKED, TOKENS, trunk, write_heads
+from .keys import Key, Section, Words, only, revise
+from .mechanisms import MaskedEmbed, StoredRotary
+from .names import NameRule, Table, rules
+from .recipe import ConfigReader, Recipe, Settings
+
+
+def esm(dim: int, depth: int, heads: int) -> Encoder:
+    """The shape of ESM-2 as pretrained, for amino acids under masks; 1,024 positions."""
+    norm = LayerNorm(1e-5)
+    block = Block(Attention(heads, bias=True), MLP(4 * dim, "gelu", bias=True), norm)
+    stack = Stack(depth, (block,), StoredRotary(), causal=False, last_norm=norm)
+    head = Head(bias=True, transform="gelu", norm=norm)
+    return Encoder(dim, 1024, MaskedEmbed(33, mask=32), stack, head, INIT)
+
+
+def read_layers(raw: ConfigReader, model: Any) -> Any:
+    """The model with its positions, the norm before its blocks, and how it embeds a mask."""
+    stack, start = stacks(model)["encoder"], roberta.read_start(raw)
+    kinds = {"absolute": Learned(model.context, start), "rotary": StoredRotary()}
+    position: Any = raw.choice("position_embedding_type", kinds, "absolute")
+    if isinstance(position, StoredRotary):
+        position = StoredRotary(raw.number("rope_theta", 10_000.0, least=1.0))
+    before = stack.last_norm if raw.flag("emb_layer_norm_before", False) else None
+    if raw.flag("token_dropout", False):
+        mask = raw.value("mask_token_id")
+        raw.must(type(mask) is int and mask >= 0, "mask_token_id", "the id of a token")
+        model = replace(model, embed=MaskedEmbed(model.embed.vocab, mask=mask))
+    return replace(model, encoder=replace(stack, position=position, first_norm=before))
+
+
+def write_layers(model: Encoder) -> Settings:
+    """Settings of positions, of the norm before the blocks, and of the mask."""
+    stack = stacks(model)["encoder"]
+    position: Any = stack.position
+    learned = isinstance(position, Learned)
+    start = position.start if learned else 2
+    return {
+        "pad_token_id": start - 1,
+        "max_position_embeddings": model.context + start,
+        "position_embedding_type": "absolute" if learned else "rotary",
+        "rope_theta": getattr(position, "theta", 10_000.0),
+        "emb_layer_norm_before": stack.first_norm is not None,
+        "token_dropout": isinstance(model.embed, MaskedEmbed),
+        "mask_token_id": getattr(model.embed, "mask", None),
+    }
+
+
+WORDS = Words(
+    replace(esm(128, 1, 2), embed=Embed(1), head=None),
+    revise(
+        SHARED,
+        only("is_folding_model", False, "a folding model is more than an encoder"),
+        Key("", "context", roberta.read_length),
+        without="hidden_act type_vocab_size max_position_embeddings",
+    ),
+    [
+        Section(read_layers, write_layers),
+        Section(partial(roberta.read_ends, name="esm"), partial(write_heads, family="Esm")),
+    ],
+)
+
+_STORED = "rotary_embeddings.inv_freq"
+_OLDER = "encoder.layer.{i}.attention.self." + _STORED  # transformers 5 writes * for a number
+_RENAMED = (
+    *((_OLDER.format(i=i), _STORED) for i in "0*"),
+    ("LayerNorm.gamma", "LayerNorm.weight"),
+    ("LayerNorm.beta", "LayerNorm.bias"),
+)
+
+
+def table(model: Encoder) -> Table:
+    """The names of the weights; what predicts contacts from attention is passed over."""
+    layer = {**LAYER, "attention.LayerNorm": "attn_norm", "LayerNorm": "ffn_norm"}
+    del layer["attention.output.LayerNorm"], layer["output.LayerNorm"]
+    ends = {"esm.encoder.emb_layer_norm_after": "encoder.last_norm"}
+    stored = NameRule(f"esm.{_STORED}", "encoder.position.inv_freq")
+    # published beside rotary positions
+    unread = ("esm.contact_head.regression", "esm.embeddings.position_embeddings")
+    layers = (*trunk("esm", layer, "layer_norm"), *rules(ends), stored)
+    table = roberta.with_ends(model, "esm", layers, unread, "bias")
+    ignore = (*table.ignore, f"esm.{_OLDER}")
+    return replace(table, ignore=ignore, renamed=(*table.renamed, *_RENAMED))
+
+
+ESM = Recipe(
+    name="esm",
+    paper="Rives et al. 2021, Biological structure and function emerge from scaling unsupervised "
+    "learning to 250 million protein sequences; Lin et al. 2023, ESM-2 (Science 379)",
+    sizes={
+        "2-8m": esm(320, 6, 20),
+        "2-35m": esm(480, 12, 20),
+        "2-150m": esm(640, 30, 20),
+        "2-650m": esm(1280, 33, 20),
+        "2-3b": esm(2560, 36, 40),
+        "2-15b": esm(5120, 48, 40),
+    },
+    family="Esm",
+    heads=(MASKED, LABELS, TOKENS),
+    tokenizer="facebook/esm2_t6_8M_UR50D (a letter an amino acid)",
+    words=WORDS,
+    weights=table,
+    fixed=("pad_token_id", "mask_token_id"),
+)

@@ -1,0 +1,130 @@
+"""LED: BART whose encoder attends within windows and to a few global tokens.
+
+No word of theirs says which tokens are global: callers of transformers do, and none is unless they
+do. Here ``global_tokens``, a word of our own, makes the first tokens of each source global.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.config.mask import Window
+from ..core.config.model import EncoderDecoder, Model, stacks
+from ..core.config.position import Learned
+from . import bart
+from .keys import Section, Words, read_start, revise, write_start
+from .longformer import Global, LongformerAttention, SideTable
+from .names import Table
+from .recipe import ConfigReader, Recipe, Settings, tile
+
+KIN = bart.Kin(before=False, scaled=False, default_start=2)
+
+
+def mask_of(window: int, tokens: int) -> Any:
+    """The rule of ``window`` tokens around each, and so many global ``tokens``."""
+    near: Any = Window(window // 2 + 1)
+    return near | Global(tokens) if tokens else near
+
+
+def led(dim: int, depth: int, heads: int, hidden: int, tokens: int = 0) -> EncoderDecoder:
+    """The shape of LED: windows of 1,024 tokens, sources of 16,384 and targets of 1,024; so many
+    global ``tokens``."""
+    model: Any = KIN.model(dim, (depth, depth), heads, hidden, 50_265, 16_384)
+    block = model.encoder.pattern[0]
+    attention = LongformerAttention(heads, bias=True, mask=mask_of(1024, tokens))
+    pattern = (replace(block, attention=attention),)
+    encoder = replace(model.encoder, pattern=pattern, position=Learned(16_384))
+    decoder = replace(model.decoder, position=SideTable(1024))
+    model = replace(model, encoder=encoder, decoder=decoder, start=(2,))
+    return model  # type: ignore[no-any-return]
+
+
+def read_windows(raw: ConfigReader, model: Any) -> Any:
+    """The model with its windows, and what a target begins with."""
+    depth, windows = model.encoder.depth, raw.value("attention_window", 512)
+    windows = windows if isinstance(windows, list) else [windows] * depth
+    even = all(type(n) is int and n > 0 and n % 2 == 0 for n in windows)
+    raw.must(even and len(windows) == depth, "attention_window", "an even number, or one a block")
+    count = raw.value("global_tokens", 0)
+    raw.must(type(count) is int and count >= 0, "global_tokens", "0 or more")
+    block, blocks = model.encoder.pattern[0], []
+    for window in windows:
+        attention = replace(block.attention, mask=mask_of(window, count))
+        blocks.append(replace(block, attention=attention))
+    encoder = replace(model.encoder, pattern=tile(blocks))
+    return replace(model, encoder=encoder, start=read_start(raw, KIN.default_start))
+
+
+def write_windows(model: Model) -> Settings:
+    """Settings of windows, and of what a target begins with."""
+    # a tokenizer's follows, where there is one; theirs fills windows with it
+    raw: Settings = {**write_start(model), **bart.bias(model), "pad_token_id": 1}
+    encoder = stacks(model)["encoder"]
+    attentions: list[Any] = [encoder.block(i).attention for i in range(encoder.depth)]
+    windows = [getattr(mixer, "mask", None) for mixer in attentions]
+    sizes = [getattr(mask, "rules", (mask,))[0] for mask in windows]
+    raw["attention_window"] = [2 * getattr(window, "size", 1) - 2 for window in sizes]
+    count = getattr(attentions[0], "global_tokens", 0)
+    return {**raw, "global_tokens": count} if count else raw
+
+
+WORDS = Words(
+    led(64, 1, 1, 1),
+    revise(
+        KIN.keys,
+        max_encoder_position_embeddings=(16_384, "context encoder.position.length"),
+        max_decoder_position_embeddings=(1024, "decoder.position.length"),
+        without="max_position_embeddings scale_embedding",
+    ),
+    [Section(read_windows, write_windows)],
+)
+_WORDS = {"q": "query", "k": "key", "v": "value"}
+
+
+def _theirs(name: str) -> str:
+    """The name in LED's files of what BART's call ``name``."""
+    name = f"led.{name[6:]}" if name.startswith("model.") else name
+    if ".encoder." not in name:
+        return name
+    for letter, word in _WORDS.items():
+        name = name.replace(f"self_attn.{letter}_proj", f"self_attn.longformer_self_attn.{word}")
+    return name.replace("self_attn.out_proj", "self_attn.output")
+
+
+def table(model: Model) -> Table:
+    """BART's names of the weights in LED's words, and the layers of global tokens."""
+    names = bart.table(model)
+    rules = [replace(rule, file_name=_theirs(rule.file_name)) for rule in names.rules]
+    rules += [
+        replace(
+            rule,
+            file_name=rule.file_name.replace(f".{word}.", f".{word}_global."),
+            param_names=str(rule.param_names).replace(f".{letter}.", f".{letter}_global."),
+        )
+        for rule in rules
+        for letter, word in _WORDS.items()
+        if f"longformer_self_attn.{word}." in rule.file_name
+    ]
+    return replace(
+        names,
+        rules=tuple(rules),
+        copies=tuple((_theirs(a), _theirs(b)) for a, b in names.copies),
+        renamed=tuple((_theirs(a), _theirs(b)) for a, b in names.renamed),
+        prefix="led.",
+    )
+
+
+LED = Recipe(
+    name="led",
+    paper="Beltagy et al. 2020, Longformer: The Long-Document Transformer (arXiv 2004.05150)",
+    sizes={
+        "base-16384": led(768, 6, 12, 3072),
+        "large-16384": led(1024, 12, 16, 4096),
+        "large-16384-arxiv": led(1024, 12, 16, 4096, tokens=1),
+    },
+    architectures=("LEDForConditionalGeneration", "LEDModel"),
+    tokenizer="allenai/led-base-16384 (byte-level BPE)",
+    words=WORDS,
+    weights=table,
+)

@@ -1,0 +1,177 @@
+"""ModernBERT: an encoder of 8,192 tokens, of whose blocks two in three see a window alone and turn
+faster; gated, with norms before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.config.embed_head import Embed, Head
+from ..core.config.feedforward import GatedMLP
+from ..core.config.model import Attention, Block, Encoder, Stack
+from ..core.config.norm import LayerNorm
+from ..core.config.position import Rotary
+from . import decoders
+from .decoders import INIT, THEIRS, M, blocks_of, rotary_of, slides, stack, words, write_scheme
+from .encoders import (
+    HEADS,
+    read_heads,
+    write_heads,
+)
+from .keys import MOST_POSITIONS, Key, Section, key, only
+from .mechanisms import FirstBlock
+from .names import NameRule, Table
+from .recipe import ConfigReader, Recipe, Settings
+
+LOCAL, GLOBAL = 10_000.0, 160_000.0  # theta of blocks with a window, and of the others
+ACT = key("classifier_activation", "gelu", "act")
+
+
+def modernbert(dim: int, depth: int, heads: int, hidden: int) -> Encoder:
+    """The shape of ModernBERT as pretrained, for words under masks."""
+    norm = LayerNorm(bias=False)
+    block = Block(Attention(heads), GatedMLP(hidden, "gelu"), norm)
+    body = Stack(depth, (block,), Rotary(GLOBAL), False, first_norm=norm, last_norm=norm)
+    head = Head(bias=True, transform="gelu", norm=norm, transform_bias=False)
+    model = Encoder(dim, 8192, Embed(50_368), body, head, INIT)
+    return read_windows(ConfigReader({}), model)
+
+
+def read_windows(raw: ConfigReader, model: M) -> M:
+    """The model with its windows, and without a norm before the first attention."""
+    every = raw.integer("global_attn_every_n_layers", 3)
+    early = [i % every != 0 for i in range(stack(model).depth)]
+    size = raw.integer("local_attention", 128, most=MOST_POSITIONS) // 2 + 1
+    model = decoders.with_masks(model, decoders.read_windows(raw, size, early))
+    local = _positions(raw)[0]
+    near = None if local == stack(model).position else local
+    kinds = (FirstBlock, *[Block] * (len(early) - 1))
+    blocks = [
+        kind(**vars(block) | {"position": near if slides(block) else None})
+        for kind, block in zip(kinds, blocks_of(model), strict=True)
+    ]
+    return decoders.with_blocks(model, blocks)
+
+
+def write_windows(model: Encoder) -> Settings:
+    """Settings of windows, and of the positions of both kinds of blocks."""
+    schemes = rotary_of(model), decoders.local_scheme(model, LOCAL)
+    kinds = ("full_attention", "sliding_attention")
+    return {
+        "pad_token_id": None,  # a tokenizer's follows, where there is one
+        "local_attention": 2 * ((decoders.window_size(model) or 65) - 1),
+        "layer_types": decoders.write_windows(model),
+        "rope_parameters": dict(zip(kinds, map(write_scheme, schemes), strict=True)),
+    }
+
+
+def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
+    """The schemes of blocks with a window and of the others."""
+    thetas = (raw.number("local_rope_theta", LOCAL), raw.number("global_rope_theta", GLOBAL))
+    if raw.inside("rope_parameters") is not None:
+        return decoders.read_schemes(raw, *thetas)
+    return Rotary(thetas[0]), Rotary(thetas[1])
+
+
+def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
+    """The model with the head that its architecture names."""
+    act = ACT.parse(raw)
+    layer: Any = {
+        "transform": act,
+        "transform_bias": raw.flag("classifier_bias", False),
+        "norm": stack(model).first_norm,
+    }
+    dropout = raw.number("classifier_dropout", 0.0, most=0.99)
+    model = read_heads(raw, model, act, dropout=dropout)
+    if model.head is not None:
+        layer["bias"] = raw.flag("decoder_bias", True)
+        return replace(model, head=replace(model.head, **layer))
+    if model.token_head is not None:
+        return replace(model, token_head=replace(model.token_head, **layer))
+    if model.pool is None:
+        return model
+    layer["mode"] = raw.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")
+    return replace(model, pool=replace(model.pool, **layer))
+
+
+def write_ends(model: Encoder) -> Settings:
+    """Settings of the head that a model has."""
+    head: Any = model.head or model.token_head or model.pool
+    raw = write_heads(model, "ModernBert")
+    if head is None:
+        return raw
+    mean = model.pool is not None and model.pool.mode == "mean"
+    return {
+        **raw,
+        "classifier_activation": ACT.write(head.transform),
+        "classifier_bias": head.transform_bias,
+        "classifier_pooling": "mean" if mean else "cls",
+        "decoder_bias": getattr(head, "bias", True),
+    }
+
+
+WORDS = words(
+    replace(modernbert(768, 1, 12, 1152), head=None),
+    only("sparse_prediction", False, "logits here are of all tokens"),
+    only("rope_scaling", None, "blocks of two kinds turn by rope_parameters"),
+    Key("", "position", lambda raw: _positions(raw)[1]),
+    Section(read_ends, write_ends),
+    rope=Section(read_windows, write_windows),
+    dropouts="mlp_dropout attention_dropout embedding_dropout",
+    without="num_key_value_heads head_dim tie_word_embeddings",
+    even="modernbert",
+    max_position_embeddings=8192,
+    hidden_activation="gelu",
+    attention_bias=False,
+    mlp_bias=False,
+    norm_bias=(False, "norm.bias first_norm.bias last_norm.bias"),
+    norm_eps=1e-5,
+)
+
+
+_LAYER = {
+    "attn_norm": "attn_norm",
+    "attn.out": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn.down": "mlp.Wo",
+}
+_JOINT = {"attn.Wqkv": ("attn.q", "attn.k", "attn.v"), "mlp.Wi": ("ffn.gate", "ffn.up")}
+_FUSED = [
+    NameRule(f"{THEIRS}.{name}.{end}", tuple(f"encoder.blocks.{{i}}.{x}.{end}" for x in layers))
+    for name, layers in _JOINT.items()
+    for end in ("weight", "bias")
+]
+
+
+def table(model: Encoder) -> Table:
+    """The names of the weights, queries, keys and values in one; those of the head by its kind."""
+    labels = "pool" if model.token_head is None else "token_head"
+    head = labels if model.head is None else "head"
+    return decoders.table(
+        _LAYER,
+        more=_FUSED,
+        token="model.embeddings.tok_embeddings",
+        last_norm="model.final_norm",
+        outside={
+            "model.embeddings.norm": "encoder.first_norm",
+            "head.dense": f"{head}.transform",
+            "head.norm": f"{head}.norm",
+            "classifier": f"{labels}.proj",
+        },
+        side="encoder",
+        head="decoder",
+        ignore=(),
+    )
+
+
+MODERNBERT = Recipe(
+    name="modernbert",
+    paper="Warner et al. 2024, Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder "
+    "(arXiv 2412.13663)",
+    sizes={"base": modernbert(768, 22, 12, 1152), "large": modernbert(1024, 28, 16, 2624)},
+    family="ModernBert",
+    heads=HEADS,
+    tokenizer="answerdotai/ModernBERT-base (byte-level BPE)",
+    words=WORDS,
+    weights=table,
+)

@@ -37,6 +37,7 @@ from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE
+from .granitemoehybrid import GRANITEMOEHYBRID
 from .keys import spelled_out
 from .lfm2 import LFM2
 from .llama import LLAMA
@@ -103,6 +104,7 @@ DECODERS = (
     COHERE2,
     LFM2,
     MAMBA2,
+    GRANITEMOEHYBRID,
     QWEN3_NEXT,
     GLM4_MOE,
     MINIMAX_M2,

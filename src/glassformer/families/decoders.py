@@ -45,6 +45,7 @@ SCALINGS = ("default", "linear", "llama3", "yarn")
 LONGROPE = ("longrope", "su")
 # a token turns otherwise once the text grows long: no cache can hold that
 BY_LENGTH = ("dynamic", *LONGROPE)
+OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 BLOCK = "decoder.pattern"
 ATTN, FFN = f"{BLOCK}.attention", f"{BLOCK}.feedforward"
 
@@ -195,12 +196,16 @@ def read_windows(raw: ConfigReader, size: int | None, slides: Sequence[bool]) ->
     return [Window(size) if slide and size is not None else Full() for slide in slides]
 
 
-def read_kinds(raw: ConfigReader, kinds: Sequence[str], second: Sequence[bool]) -> list[str]:
-    """``layer_types`` of two kinds; where the file does not say, from ``second``."""
-    listed = raw.value("layer_types", [kinds[is_second] for is_second in second])
-    fits = isinstance(listed, list) and len(listed) == len(second)
+def read_kinds(
+    raw: ConfigReader, kinds: Sequence[str], default: Sequence[str], key: str = "layer_types"
+) -> list[str]:
+    """The kind of each block, ``default`` where the file does not say; also by older names."""
+    listed = raw.value(key, list(default))
+    if isinstance(listed, list):
+        listed = [OLD_KINDS.get(str(kind), kind) for kind in listed]
+    fits = isinstance(listed, list) and len(listed) == len(default)
     fits = fits and all(kind in kinds for kind in listed)
-    raw.must(fits, "layer_types", f"a list of {len(second)} times {' or '.join(kinds)}")
+    raw.must(fits, key, f"a list of {len(default)} times {' or '.join(kinds)}")
     return list(listed)
 
 
@@ -370,6 +375,16 @@ def with_attention_first(model: Any, layout: str) -> Any:
     blocks = [block for block in stack(model).pattern if isinstance(block.attention, Attention)]
     need(bool(blocks), f"The {layout} layout needs a block with attention.")
     return replace(model, decoder=replace(stack(model), pattern=tuple(blocks[:1])))
+
+
+def mixers(model: Model) -> list[Any]:
+    """The mixer of each block."""
+    return [stack(model).block(i).attention for i in range(stack(model).depth)]
+
+
+def first_mixer(model: Model, default: Any) -> Any:
+    """The first mixer that is of the type of ``default``; that where there is none."""
+    return next((mixer for mixer in mixers(model) if type(mixer) is type(default)), default)
 
 
 SCALING_TYPES = {

@@ -29,9 +29,8 @@ def granite(dim: int, hidden: int, scale: float, divisor: float) -> Decoder:
     return Decoder(dim, 4096, Embed(49_155, scale=12.0), stack, head, decoders.INIT)
 
 
-KEYS = decoders.keys(
+MULTIPLIERS = (
     Key.flag("attention_bias", f"{ATTN}.bias", False),
-    Key.flag("mlp_bias", f"{FFN}.bias", False),
     Key.number("embedding_multiplier", "embed.scale", 1.0),
     Key.number("attention_multiplier", f"{ATTN}.scale", 1.0),
     Key.number("residual_multiplier", f"{BLOCK}.residual_scale", 1.0),
@@ -41,8 +40,8 @@ KEYS = decoders.keys(
         lambda raw: 1 / raw.number("logits_scaling", 1.0, least=1e-9),
         lambda scale: round(1 / scale, 9),
     ),
-    context=2048,
 )
+KEYS = decoders.keys(Key.flag("mlp_bias", f"{FFN}.bias", False), *MULTIPLIERS, context=2048)
 read_config = decoders.config_reader(granite(2048, 8192, 1 / 64, 8.0), KEYS)
 write_config = decoders.writer(KEYS)
 

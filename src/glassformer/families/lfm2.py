@@ -74,17 +74,15 @@ def read_config(raw: ConfigReader) -> Model:
     conv: Any = ShortConv(raw.integer("conv_L_cache", 3, most=64), raw.flag("conv_bias", False))
     attends = raw.value("full_attn_idxs", list(range(depth)))
     raw.must(isinstance(attends, list), "full_attn_idxs", "a list of blocks' numbers")
-    kinds = decoders.read_kinds(raw, KINDS, [i in attends for i in range(depth)])
+    kinds = decoders.read_kinds(raw, KINDS, [KINDS[i in attends] for i in range(depth)])
     short = replace(full, attention=conv)
     return decoders.with_blocks(model, [short if kind == "conv" else full for kind in kinds])
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as an LFM2 config.json, as far as that can say it."""
-    stack = decoders.stack(model)
-    mixers = [stack.block(i).attention for i in range(stack.depth)]
-    conv: Any = next((mixer for mixer in mixers if isinstance(mixer, ShortConv)), ShortConv())
-    kinds = [KINDS[isinstance(mixer, Attention)] for mixer in mixers]
+    conv = decoders.first_mixer(model, ShortConv())
+    kinds = [KINDS[isinstance(mixer, Attention)] for mixer in decoders.mixers(model)]
     return {
         **decoders.write(decoders.with_attention_first(model, "lfm2"), KEYS),
         "block_auto_adjust_ff_dim": False,

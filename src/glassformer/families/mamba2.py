@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.config import Block, Decoder, Embed, Head, Model, NoPosition, RMSNorm, Stack
@@ -13,6 +14,7 @@ from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 
 MIXER = decoders.ATTN
+FREE = [0.0, float("inf")]  # steps as long as a token says
 CONTEXT = 1 << 20  # no file tells one: a state reads any length
 
 
@@ -24,17 +26,32 @@ def mamba2(dim: int, depth: int) -> Decoder:
     return Decoder(dim, CONTEXT, Embed(50_288), stack, Head(), decoders.INIT)
 
 
+def mixer_keys(
+    words: str, heads: int = 128, state: int = 128, groups: int = 8, eps: float = 1e-5
+) -> tuple[Key, ...]:
+    """The words of a mixer, in this order: heads, the width of a head, numbers of a state, groups,
+    taps, biases, eps; the numbers are those of files that do not say."""
+    names = words.split()
+    return (
+        Key.integer(names[0], f"{MIXER}.state_heads", heads, most=MOST_HEADS),
+        Key.integer(names[1], f"{MIXER}.head_dim", 64, most=MOST_HEADS),
+        Key.integer(names[2], f"{MIXER}.state", state, most=MOST_HEADS),
+        Key.integer(names[3], f"{MIXER}.groups", groups, most=MOST_HEADS),
+        Key.integer(names[4], f"{MIXER}.kernel", 4, most=64),
+        Key.flag(names[5], f"{MIXER}.bias", False),
+        Key.flag(names[6], f"{MIXER}.conv_bias", True),
+        Key.number(names[7], f"{MIXER}.eps", eps, most=1.0),
+    )
+
+
+_MIXER = mixer_keys(
+    "num_heads head_dim state_size n_groups conv_kernel use_bias use_conv_bias layer_norm_epsilon"
+)
 KEYS = (
+    *_MIXER[:-1],
     Key.integer("hidden_size", "dim"),
     Key.integer("num_hidden_layers", "decoder.depth", 64, most=MOST_BLOCKS),
     Key.integer("vocab_size", "embed.vocab", 32_768, most=MOST_TOKENS),
-    Key.integer("num_heads", f"{MIXER}.state_heads", 128, most=MOST_HEADS),
-    Key.integer("head_dim", f"{MIXER}.head_dim", 64, most=MOST_HEADS),
-    Key.integer("state_size", f"{MIXER}.state", 128, most=MOST_HEADS),
-    Key.integer("n_groups", f"{MIXER}.groups", 8, most=MOST_HEADS),
-    Key.integer("conv_kernel", f"{MIXER}.kernel", 4, most=64),
-    Key.flag("use_bias", f"{MIXER}.bias", False),
-    Key.flag("use_conv_bias", f"{MIXER}.conv_bias", True),
     Key.flag("tie_word_embeddings", "head.tied", False),
     Key.std("initializer_range"),
     Key.only("hidden_act", "silu", "the convolution and the gate here are silu"),
@@ -42,23 +59,33 @@ KEYS = (
 )
 
 
+def read_mixer(raw: ConfigReader, keys: Sequence[Key]) -> Any:
+    """The mixer of a config.json that has blocks of other types as well."""
+    free = [FREE, [0.0, {"__float__": "Infinity"}]]
+    raw.must(raw.value("time_step_limit", FREE) in free, "time_step_limit", "[0.0, Infinity]")
+    return decoders.first_block(read_keys(raw, mamba2(64, 1), keys)).attention
+
+
+def check_expansion(raw: ConfigReader, key: str, mixer: Mamba2, dim: int) -> None:
+    """Refuse heads that are not as wide together as the file says."""
+    raw.must(
+        raw.integer(key, 2, most=64) * dim == mixer.inner,
+        key,
+        f"the width of all heads together ({mixer.inner}) over hidden_size ({dim})",
+    )
+
+
+def write_mixer(model: Model, keys: Sequence[Key], expand: str) -> dict[str, Any]:
+    """The words of the model's first mixer, or of a usual one."""
+    mixer: Any = decoders.first_mixer(model, Mamba2(1, 2 * model.dim))
+    held = decoders.with_blocks(mamba2(64, 1), [Block(mixer, None)])
+    return {**write_keys(held, keys), expand: mixer.inner // model.dim}
+
+
 def read_config(raw: ConfigReader) -> Model:
     """A Mamba-2 config.json as our config."""
     model = read_keys(raw, mamba2(768, 1), KEYS)
-    free = [[0.0, end] for end in (float("inf"), {"__float__": "Infinity"})]
-    raw.must(
-        raw.value("time_step_limit", free[0]) in free,
-        "time_step_limit",
-        "[0.0, Infinity]",
-    )
-    expand = raw.integer("expand", 2, most=64)
-    mixer = decoders.first_block(model).attention
-    assert isinstance(mixer, Mamba2)
-    raw.must(
-        expand * model.dim == mixer.inner,
-        "expand",
-        f"num_heads times head_dim ({mixer.inner}) over hidden_size ({model.dim})",
-    )
+    check_expansion(raw, "expand", read_mixer(raw, _MIXER), model.dim)
     return model
 
 
@@ -66,16 +93,20 @@ def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Mamba-2 config.json, as far as that can say it."""
     mixer = decoders.first_block(model).attention
     need(isinstance(mixer, Mamba2), "The mamba2 layout holds only blocks of Mamba2.")
-    expand = getattr(mixer, "inner", 0) // model.dim
-    return {**write_keys(model, KEYS), "expand": expand}
+    return {**write_keys(model, KEYS), **write_mixer(model, _MIXER, "expand")}
 
 
+def mixer_rules(file_name: str, param_name: str) -> tuple[NameRule, ...]:
+    """The names of a mixer's weights below its own."""
+    ends = {"in_proj": "in_proj", "conv1d": "conv", "norm": "norm", "out_proj": "out_proj"}
+    layers = {f"{file_name}.{file}": f"{param_name}.{param}" for file, param in ends.items()}
+    alone = (NameRule(f"{file_name}.{end}", f"{param_name}.{end}") for end in ("A_log", "D", "dt_bias"))
+    return (*rules(layers), *alone)
+
+
+_LAYER = "backbone.layers.{i}"
 _LAYERS = {
-    "backbone.layers.{i}.norm": "decoder.blocks.{i}.attn_norm",
-    "backbone.layers.{i}.mixer.in_proj": "decoder.blocks.{i}.attn.in_proj",
-    "backbone.layers.{i}.mixer.conv1d": "decoder.blocks.{i}.attn.conv",
-    "backbone.layers.{i}.mixer.norm": "decoder.blocks.{i}.attn.norm",
-    "backbone.layers.{i}.mixer.out_proj": "decoder.blocks.{i}.attn.out_proj",
+    f"{_LAYER}.norm": f"{decoders.OURS}.attn_norm",
     "backbone.norm_f": "decoder.last_norm",
     "lm_head": "head.proj",
 }
@@ -98,10 +129,7 @@ MAMBA2 = Recipe(
         (
             NameRule("backbone.embeddings.weight", "embed.token.weight"),
             *rules(_LAYERS),
-            *(
-                NameRule(f"backbone.layers.{{i}}.mixer.{name}", f"decoder.blocks.{{i}}.attn.{name}")
-                for name in ("A_log", "D", "dt_bias")
-            ),
+            *mixer_rules(f"{_LAYER}.mixer", f"{decoders.OURS}.attn"),
         ),
         copies=(("lm_head.weight", "backbone.embeddings.weight"),),
         prefix="backbone.",

@@ -69,7 +69,7 @@ def read_config(raw: ConfigReader) -> Model:
         raw.number("rms_norm_eps", 1e-6, most=1.0),
     )
     interval = raw.integer("full_attention_interval", 4)
-    kinds = decoders.read_kinds(raw, KINDS, [(i + 1) % interval == 0 for i in range(depth)])
+    kinds = decoders.read_kinds(raw, KINDS, [KINDS[(i + 1) % interval == 0] for i in range(depth)])
     mixes = _mixtures(raw, depth)
     mixture = _mixture(raw) if any(mixes) else None
     return decoders.with_blocks(

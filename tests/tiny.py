@@ -219,7 +219,7 @@ DECODERS = {
     "lfm2": decoder(
         block(ShortConv()), block(c.Attention(4, 2, qk_norm=c.RMSNorm())), position=c.Rotary()
     ),
-    "mamba2": decoder(c.Block(Mamba2(6, 16, 8, 2), None)),
+    "mamba2": decoder(c.Block(Mamba2(6, 16, 8, 2, least_step=0.02), None)),
     "qwen3_next": decoder(
         block(GatedDelta(2, 4, 16, 16, eps=0.05)),
         block(

@@ -50,6 +50,7 @@ from .mt5 import MT5
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
+from .nemotron_h import NEMOTRON_H
 from .nomic_bert import NOMIC_BERT
 from .olmo2 import OLMO2, OLMO3, OLMOE
 from .opt import OPT
@@ -105,6 +106,7 @@ DECODERS = (
     LFM2,
     MAMBA2,
     GRANITEMOEHYBRID,
+    NEMOTRON_H,
     QWEN3_NEXT,
     GLM4_MOE,
     MINIMAX_M2,

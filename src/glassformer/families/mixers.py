@@ -59,6 +59,7 @@ class Mamba2:
     bias: bool = False  # of the projections
     conv_bias: bool = True  # of the convolution
     eps: PositiveFloat = 1e-5  # of the gated norm
+    least_step: PositiveFloat | None = None  # no step is shorter; none: no bound
 
     def __post_init__(self) -> None:
         need(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -61,4 +61,17 @@ def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[NameRule,
     ]
     return tuple(
         NameRule(file_name, param_name, transpose=turn) for file_name, param_name, turn in pairs
+    )
+
+
+def placed(layer_rules: Sequence[NameRule], places: Iterable[str]) -> tuple[NameRule, ...]:
+    """The rules of a layer {i} for each layer of the files and its place among our blocks."""
+    return tuple(
+        replace(
+            rule,
+            file_name=rule.file_name.replace("{i}", str(number)),
+            param_names=str(rule.param_names).replace("{i}", place),
+        )
+        for number, place in enumerate(places)
+        for rule in layer_rules
     )

@@ -30,13 +30,14 @@ CASES = [
     for family, table in TABLES.items()
     for name, changes in table["cases"].items()
 ]
+OF_TEXT = {"Gemma3", "Qwen3_5", "Llama4"}  # whose configs are beside those of images
 FIRST = [(family, next(iter(table["cases"].values()))) for family, table in TABLES.items()]
 # words that change neither logits nor parameters here, in every family
 EVERYWHERE = {"use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}
 
 
 def settings_of(family):
-    return getattr(transformers, f"{family}{'Text' * (family == 'Gemma3')}Config")
+    return getattr(transformers, f"{family}{'Text' * (family in OF_TEXT)}Config")
 
 
 def reference_of(family, **changes):

@@ -57,7 +57,7 @@ from .opt import OPT
 from .phi import PHI, PHI3
 from .phimoe import PHIMOE
 from .qwen import QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
-from .qwen3_next import QWEN3_NEXT
+from .qwen3_next import QWEN3_5, QWEN3_NEXT
 from .recipe import ConfigReader as ConfigReader
 from .recipe import Held
 from .recipe import Recipe as Recipe
@@ -108,6 +108,7 @@ DECODERS = (
     GRANITEMOEHYBRID,
     NEMOTRON_H,
     QWEN3_NEXT,
+    QWEN3_5,
     GLM4_MOE,
     MINIMAX_M2,
     DEEPSEEK_V2,

@@ -133,12 +133,17 @@ class GatedDelta:
         return 2 * self.key_heads * self.key_dim + self.inner
 
     def shapes(self, dim: int, *place: object) -> Shapes:
-        heads = (self.value_heads,)
+        heads, keys = (self.value_heads,), linear(dim, self.key_heads * self.key_dim, False)
+        values, rates = linear(dim, self.inner, False), linear(dim, self.value_heads, False)
         return join(
             A_log=heads,
             dt_bias=heads,
-            in_proj=linear(dim, self.channels + self.inner, False),
-            rates=linear(dim, 2 * self.value_heads, False),
+            in_q=keys,
+            in_k=keys,
+            in_v=values,
+            in_gate=values,
+            learn=rates,
+            fade=rates,
             conv=conv(self.channels, self.kernel, False),
             norm=join(weight=(self.value_dim,)),
             out_proj=linear(self.inner, dim, False),

@@ -1,9 +1,11 @@
-"""Qwen3-Next: a gated delta net in three of four blocks, attention with a gate in the fourth."""
+"""Qwen3-Next and Qwen 3.5: a gated delta net in three of four blocks, attention with a gate in the
+fourth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..core.config import (
@@ -18,8 +20,8 @@ from ..core.config import (
     Rotary,
     Stack,
 )
-from . import decoders
-from .decoders import ATTN
+from . import decoders, mixtures
+from .decoders import ATTN, OURS, THEIRS
 from .gated_expert import GatedExpert
 from .keys import MOST_HEADS, MOST_HIDDEN, Key, read_keys
 from .mixers import GatedAttention, GatedDelta
@@ -31,58 +33,76 @@ KINDS = ("linear_attention", "full_attention")
 
 
 def qwen3_next(
-    dim: int, depth: int, attention: GatedAttention, delta: GatedDelta, think: GatedMLP | MoE
+    dim: int,
+    depth: int,
+    attention: GatedAttention,
+    delta: GatedDelta,
+    think: GatedMLP | MoE,
+    vocab: int = 151_936,
+    tied: bool = False,
 ) -> Decoder:
-    """The shape of Qwen3-Next: 151,936 tokens, 262,144 positions."""
+    """The shape of Qwen3-Next and Qwen 3.5: 262,144 positions, 248,320 tokens in 3.5."""
     full = Block(attention, think, NORM)
     mixer: Any = delta
     linear = replace(full, attention=mixer)
     stack = Stack(depth, (linear, linear, linear, full), Rotary(1e7, fraction=0.25), last_norm=NORM)
-    return Decoder(dim, 262_144, Embed(151_936), stack, Head(tied=False), decoders.INIT)
+    return Decoder(dim, 262_144, Embed(vocab), stack, Head(tied=tied), decoders.INIT)
 
 
 _ATTENTION = GatedAttention(16, 2, 256, qk_norm=NORM)
 _DELTA = GatedDelta(16, 32)
 _DENSE = qwen3_next(2048, 4, _ATTENTION, _DELTA, GatedMLP(5632))
 _MIXTURE = MoE(512, 10, GatedMLP(512), balance_loss=0.001, shared=GatedExpert(512))
-KEYS = decoders.keys(
-    Key.flag("attention_bias", f"{ATTN}.bias", False),
-    context=32_768,
-    kv_heads=2,
-    head_dim=256,
-    eps=decoders.eps("rms_norm_eps", 1e-6, f"{ATTN}.qk_norm.eps"),
-    rotary=decoders.part_rotary(0.25),
-)
+
+
+def _keys(kv_heads: int) -> tuple[Key, ...]:
+    return decoders.keys(
+        Key.flag("attention_bias", f"{ATTN}.bias", False),
+        context=32_768,
+        kv_heads=kv_heads,
+        head_dim=256,
+        eps=decoders.eps("rms_norm_eps", 1e-6, f"{ATTN}.qk_norm.eps"),
+        rotary=decoders.part_rotary(0.25),
+    )
+
+
+KEYS, KEYS_3_5 = _keys(2), _keys(4)
+DELTA_WORDS = {
+    "linear_num_key_heads": "key_heads",
+    "linear_num_value_heads": "value_heads",
+    "linear_key_head_dim": "key_dim",
+    "linear_value_head_dim": "value_dim",
+    "linear_conv_kernel_dim": "kernel",
+}
 
 
 def read_config(raw: ConfigReader) -> Model:
     """A Qwen3-Next config.json as our config."""
-    model: Any = read_keys(raw, decoders.with_attention_first(_DENSE, "qwen3_next"), KEYS)
-    block, depth = decoders.first_block(model), model.decoder.depth
-    raw.only("hidden_act", "silu", "the convolution and the gate here are silu")
-    delta: Any = GatedDelta(
-        raw.integer("linear_num_key_heads", 16, most=MOST_HEADS),
-        raw.integer("linear_num_value_heads", 32, most=MOST_HEADS),
-        raw.integer("linear_key_head_dim", 128, most=MOST_HEADS),
-        raw.integer("linear_value_head_dim", 128, most=MOST_HEADS),
-        raw.integer("linear_conv_kernel_dim", 4, most=64),
-        raw.number("rms_norm_eps", 1e-6, most=1.0),
-    )
-    interval = raw.integer("full_attention_interval", 4)
-    kinds = decoders.read_kinds(raw, KINDS, [KINDS[(i + 1) % interval == 0] for i in range(depth)])
-    mixes = _mixtures(raw, depth)
+    model = read_config_3_5(raw, KEYS)
+    mixes = _mixtures(raw, model.decoder.depth)
     mixture = _mixture(raw) if any(mixes) else None
+    blocks = [decoders.stack(model).block(i) for i in range(len(mixes))]
+    pairs = zip(blocks, mixes, strict=True)
     return decoders.with_blocks(
-        model,
-        [
-            replace(
-                block,
-                attention=block.attention if kind == KINDS[1] else delta,
-                feedforward=mixture if mix else block.feedforward,
-            )
-            for kind, mix in zip(kinds, mixes, strict=True)
-        ],
+        model, [replace(block, feedforward=mixture) if mix else block for block, mix in pairs]
     )
+
+
+def read_config_3_5(raw: ConfigReader, keys: Sequence[Key] = KEYS_3_5) -> Decoder:
+    """A Qwen 3.5 config.json as our config."""
+    model: Any = read_keys(raw, decoders.with_attention_first(_DENSE, "qwen3_next"), keys)
+    full, depth = decoders.first_block(model), model.decoder.depth
+    raw.only("hidden_act", "silu", "the convolution and the gate here are silu")
+    sizes = {
+        name: raw.integer(word, getattr(_DELTA, name), most=MOST_HEADS)
+        for word, name in DELTA_WORDS.items()
+    }
+    delta: Any = GatedDelta(**sizes, eps=raw.number("rms_norm_eps", 1e-6, most=1.0))
+    interval = raw.integer("full_attention_interval", 4)
+    usual = [KINDS[(i + 1) % interval == 0] for i in range(depth)]
+    linear = replace(full, attention=delta)
+    kinds = decoders.read_kinds(raw, KINDS, usual)
+    return decoders.with_blocks(model, [full if kind == KINDS[1] else linear for kind in kinds])
 
 
 def _mixture(raw: ConfigReader) -> MoE:
@@ -104,21 +124,22 @@ def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
     return [experts and i not in dense and (i + 1) % step == 0 for i in range(depth)]
 
 
+def write_config_3_5(model: Model) -> dict[str, Any]:
+    """Our config as a Qwen 3.5 config.json, as far as that can say it."""
+    delta = decoders.first_mixer(model, _DELTA)
+    mixers = decoders.mixers(model)
+    return {
+        **decoders.write(decoders.with_attention_first(model, "qwen3_next"), KEYS),
+        **{word: getattr(delta, name) for word, name in DELTA_WORDS.items()},
+        "layer_types": [KINDS[isinstance(mixer, GatedAttention)] for mixer in mixers],
+    }
+
+
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Qwen3-Next config.json, as far as that can say it."""
     stack = decoders.stack(model)
-    mixers = [stack.block(i).attention for i in range(stack.depth)]
-    delta = next((mixer for mixer in mixers if isinstance(mixer, GatedDelta)), _DELTA)
-    return {
-        **decoders.write(decoders.with_attention_first(model, "qwen3_next"), KEYS),
-        "linear_num_key_heads": delta.key_heads,
-        "linear_num_value_heads": delta.value_heads,
-        "linear_key_head_dim": delta.key_dim,
-        "linear_value_head_dim": delta.value_dim,
-        "linear_conv_kernel_dim": delta.kernel,
-        "layer_types": [KINDS[isinstance(mixer, GatedAttention)] for mixer in mixers],
-        **_write_experts([stack.block(i).feedforward for i in range(stack.depth)]),
-    }
+    thinks = [stack.block(i).feedforward for i in range(stack.depth)]
+    return {**write_config_3_5(model), **_write_experts(thinks)}
 
 
 def _write_experts(thinks: Sequence[Any]) -> dict[str, Any]:
@@ -139,13 +160,9 @@ def _write_experts(thinks: Sequence[Any]) -> dict[str, Any]:
 
 
 _LAYERS = {
-    "attn.k": "self_attn.k_proj",
-    "attn.v": "self_attn.v_proj",
-    "attn.out": "self_attn.o_proj",
+    **{name: file for name, file in decoders.ATTENTION.items() if name != "attn.q"},
     "attn.q_norm": "self_attn.q_norm",
     "attn.k_norm": "self_attn.k_norm",
-    "attn.in_proj": "linear_attn.in_proj_qkvz",
-    "attn.rates": "linear_attn.in_proj_ba",
     "attn.conv": "linear_attn.conv1d",
     "attn.norm": "linear_attn.norm",
     "attn.out_proj": "linear_attn.out_proj",
@@ -157,34 +174,33 @@ _LAYERS = {
     "ffn.shared.share": "mlp.shared_expert_gate",
     **decoders.NORMS,
 }
+NEXT = {"in_proj_qkvz": "in_q in_k in_v in_gate", "in_proj_ba": "learn fade"}
+NAMES_3_5 = {
+    "in_proj_qkv": "in_q in_k in_v",
+    "in_proj_z": "in_gate",
+    "in_proj_b": "learn",
+    "in_proj_a": "fade",
+}
 
 
-def table(model: Model) -> Table:
-    """The names of its weights: a file has a head's query and its gate together."""
-    heads = decoders.stack(model).heads
-    halves = tuple(f"{decoders.OURS}.attn.{name}.{{end}}" for name in ("q", "gate"))
-    axes = {"weight": "(h 2 d) c -> (2 h d) c", "bias": "(h 2 d) -> (2 h d)"}
-    queries = [
+def table(model: Model, names: Mapping[str, str] = NEXT) -> Table:
+    """The names of its weights; a file deals rows of several layers out to heads."""
+    key_heads = decoders.first_mixer(model, _DELTA).key_heads if names is NEXT else 1
+    rows = [(f"linear_attn.{name}", layers, key_heads) for name, layers in names.items()]
+    dealt = [
         NameRule(
-            f"{decoders.THEIRS}.self_attn.q_proj.{end}",
-            tuple(half.replace("{end}", end) for half in halves),
-            axes=turn,
-            heads=heads,
+            f"{THEIRS}.{name}.{end}",
+            tuple(f"{OURS}.attn.{layer}.{end}" for layer in layers.split()),
+            groups=groups,
         )
-        for end, turn in axes.items()
+        for name, layers, groups in (*rows, ("self_attn.q_proj", "q gate", decoders.stack(model).heads))
+        for end in ("weight", "bias")
     ]
     rates = [
-        NameRule(f"{decoders.THEIRS}.linear_attn.{name}", f"{decoders.OURS}.attn.{name}")
+        NameRule(f"{THEIRS}.linear_attn.{name}", f"{OURS}.attn.{name}")
         for name in ("A_log", "dt_bias")
     ]
-    experts = [
-        NameRule(
-            f"{decoders.THEIRS}.mlp.experts.{{e}}.{layer}_proj.weight",
-            f"{decoders.OURS}.ffn.{layer}",
-        )
-        for layer in ("gate", "up", "down")
-    ]
-    return decoders.table(_LAYERS, *queries, *rates, *experts)
+    return decoders.table(_LAYERS, *dealt, *rates, *mixtures.EXPERTS)
 
 
 QWEN3_NEXT = Recipe(
@@ -197,4 +213,29 @@ QWEN3_NEXT = Recipe(
     read_config=read_config,
     write_config=write_config,
     weights=table,
+)
+
+
+def _qwen3_5(dim: int, depth: int, heads: int, values: int, hidden: int, tied: bool) -> Decoder:
+    attention = replace(_ATTENTION, heads=heads, kv_heads=2 if heads == 8 else 4)
+    delta = replace(_DELTA, value_heads=values)
+    return qwen3_next(dim, depth, attention, delta, GatedMLP(hidden), 248_320, tied)
+
+
+QWEN3_5 = Recipe(
+    name="qwen3_5",
+    paper="Qwen Team 2026, Qwen3.5; Yang et al. 2024, Gated Delta Networks (arXiv 2412.06464)",
+    sizes={
+        "0.8b": _qwen3_5(1024, 24, 8, 16, 3584, True),
+        "2b": _qwen3_5(2048, 24, 8, 16, 6144, True),
+        "4b": _qwen3_5(2560, 32, 16, 32, 9216, True),
+        "9b": _qwen3_5(4096, 32, 16, 32, 12_288, False),
+        "27b": _qwen3_5(5120, 64, 24, 48, 17_408, False),
+    },
+    architectures=("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
+    model_type="qwen3_5_text",
+    tokenizer="Qwen/Qwen3.5-0.8B",
+    read_config=read_config_3_5,
+    write_config=write_config_3_5,
+    weights=partial(table, names=NAMES_3_5),
 )

@@ -137,7 +137,7 @@ def test_files_of_transformers_4(name):
 
 MIXERS = {
     "ShortConv": {},
-    "Mamba2": {"state_heads": 4, "head_dim": 16, "state": 8},
+    "Mamba2": {"state_heads": 4, "head_dim": 16, "state": 8, "groups": 2},
     "GatedDelta": {"key_heads": 2, "value_heads": 4, "key_dim": 8, "value_dim": 8},
 }
 """Sizes of a tiny model's mixers beside attention."""
@@ -149,7 +149,7 @@ def shrunk(name):
     pattern = []
     turns = getattr(cfg.decoder.position, "fraction", 1.0)
     blocks = cfg.decoder.pattern
-    for block in blocks if len(blocks) <= 12 else blocks[:4]:  # dense blocks first, then mixtures
+    for block in blocks if len(blocks) <= 12 else blocks[:5]:  # dense blocks first, then mixtures
         args = block.attention
         think = block.feedforward
         if isinstance(args, config.Attention):

@@ -86,7 +86,9 @@ def test_padded_rows_and_cached_text(family, changes, tmp_path):
     pos = (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)
     cache = Cache(model.config)
     logits = model(ids, pos=pos, cache=cache).logits
-    if alone := changes in [TABLES[family]["cases"][name] for name in TABLES[family].get("alone", ())]:
+    if alone := changes in [
+        TABLES[family]["cases"][name] for name in TABLES[family].get("alone", ())
+    ]:
         theirs = torch.zeros_like(logits)
         for row, present in enumerate(mask.bool()):
             theirs[row, present] = reference(ids[row, present][None]).logits[0]

@@ -200,13 +200,11 @@ def read_kinds(
     raw: ConfigReader, kinds: Sequence[str], default: Sequence[str], key: str = "layer_types"
 ) -> list[str]:
     """The kind of each block, ``default`` where the file does not say; also by older names."""
-    listed = raw.value(key, list(default))
-    if isinstance(listed, list):
-        listed = [OLD_KINDS.get(str(kind), kind) for kind in listed]
-    fits = isinstance(listed, list) and len(listed) == len(default)
-    fits = fits and all(kind in kinds for kind in listed)
+    listed = raw.value(key, default)
+    words = [OLD_KINDS.get(str(kind), kind) for kind in listed]
+    fits = len(words) == len(default) and all(kind in kinds for kind in words)
     raw.must(fits, key, f"a list of {len(default)} times {' or '.join(kinds)}")
-    return list(listed)
+    return words
 
 
 def with_masks(model: Decoder, mask_rules: Sequence[MaskRule]) -> list[Block]:
@@ -221,6 +219,12 @@ def with_masks(model: Decoder, mask_rules: Sequence[MaskRule]) -> list[Block]:
 def with_blocks(model: Decoder, blocks: Sequence[Block]) -> Decoder:
     """The model with these blocks."""
     return replace(model, decoder=replace(stack(model), pattern=tile(blocks)))
+
+
+def with_layers(model: Any, blocks: Sequence[Block]) -> Any:
+    """The model as deep as these blocks."""
+    layers = replace(stack(model), depth=len(blocks), pattern=tile(blocks))
+    return replace(model, decoder=layers)
 
 
 def read_rotary(

@@ -21,7 +21,7 @@ from ..core.config import (
 )
 from . import decoders, granite, mamba2, mixtures
 from .decoders import OURS, THEIRS
-from .keys import MOST_HEADS, MOST_HIDDEN, Key, read_keys
+from .keys import MOST_HEADS, Key, read_keys, read_part, write_part
 from .mixers import Mamba2
 from .names import NameRule
 from .recipe import ConfigReader, Recipe
@@ -48,15 +48,21 @@ def _positions(raw: ConfigReader) -> Any:
     return decoders.read_rotary(raw) if kind == "rope" else NoPosition()
 
 
-MIXER = mamba2.mixer_keys(
+WORDS = mamba2.mixer_words(
     "mamba_n_heads mamba_d_head mamba_d_state mamba_n_groups mamba_d_conv mamba_proj_bias "
-    "mamba_conv_bias rms_norm_eps",
-    state=256,
-    groups=1,
-    eps=1e-6,
+    "mamba_conv_bias rms_norm_eps"
 )
+EXPERTS = {
+    "num_local_experts": "experts",
+    "num_experts_per_tok": "top_k",
+    "intermediate_size": "expert.hidden",
+    "shared_intermediate_size": "shared.hidden",
+    "router_aux_loss_coef": "balance_loss",
+}
+MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
 KEYS = decoders.keys(
     *granite.MULTIPLIERS,
+    Key.only("hidden_act", "silu", "the convolution and the gate here are silu"),
     context=2048,
     rotary=Key(
         "position_embedding_type",
@@ -66,9 +72,7 @@ KEYS = decoders.keys(
     ),
 )
 _SIZES = {
-    "4.0-h-micro": granite_h(
-        2048, Attention(32, 8, scale=1 / 64), Mamba2(64), GatedMLP(8192), 8.0
-    ),
+    "4.0-h-micro": granite_h(2048, Attention(32, 8, scale=1 / 64), Mamba2(64), GatedMLP(8192), 8.0),
     "4.0-h-tiny": granite_h(
         1536,
         Attention(12, 4, scale=1 / 128),
@@ -89,58 +93,48 @@ _SIZES = {
 def read_config(raw: ConfigReader) -> Model:
     """A Granite 4 config.json as our config."""
     plain = decoders.with_attention_first(_SIZES["4.0-h-micro"], "granitemoehybrid")
-    model: Any = read_keys(raw, replace(plain, decoder=replace(plain.decoder, depth=1)), KEYS)
-    full = decoders.first_block(model)
+    model = read_keys(raw, plain, KEYS)
     width = raw.integer("mamba_expand", 2, most=64) * model.dim
     if raw.value("mamba_d_head", "auto") == "auto":
         heads = raw.integer("mamba_n_heads", 128, most=MOST_HEADS)
         raw = replace(raw, table={**raw.table, "mamba_d_head": width // heads})
-    mixer = mamba2.read_mixer(raw, MIXER)
+    mixer = mamba2.read_mixer(raw, WORDS, Mamba2(128, state=256, eps=1e-6))
     mamba2.check_expansion(raw, "mamba_expand", mixer, model.dim)
-    raw.only("hidden_act", "silu", "the convolution and the gate here are silu")
-    full = replace(full, feedforward=_feedforward(raw, full.feedforward))
+    full = replace(decoders.first_block(model), feedforward=_feedforward(raw))
     kinds = decoders.read_kinds(raw, KINDS, KINDS[:1] * model.decoder.depth)
-    return decoders.with_blocks(
-        model,
-        [full if kind == KINDS[1] else replace(full, attention=mixer) for kind in kinds],
-    )
+    scan = replace(full, attention=mixer)
+    return decoders.with_blocks(model, [full if kind == KINDS[1] else scan for kind in kinds])
 
 
-def _feedforward(raw: ConfigReader, expert: Any) -> GatedMLP | MoE:
+def _feedforward(raw: ConfigReader) -> Any:
     """The network that every token passes, with experts beside it where the file has some."""
-    hidden = raw.integer("shared_intermediate_size", 1024, most=MOST_HIDDEN)
-    shared = replace(expert, hidden=hidden)
-    experts = mixtures.count(raw, "num_local_experts", 8)
-    top = raw.integer("num_experts_per_tok", 2, most=MOST_HEADS)
-    weight = raw.number("router_aux_loss_coef", 0.001)
-    if not experts:
-        return shared
-    return MoE(experts, top, expert, balance_loss=weight, shared=shared)
+    if mixtures.count(raw, "num_local_experts", 8):
+        return read_part(raw, MIXTURE, EXPERTS)
+    return read_part(raw, MIXTURE.shared, {"shared_intermediate_size": "hidden"})
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Granite 4 config.json, as far as that can say it."""
-    kinds = [KINDS[isinstance(mixer, Attention)] for mixer in decoders.mixers(model)]
-    mixture = decoders.first_block(model).feedforward
-    words: dict[str, Any] = {"num_local_experts": 0}
-    if isinstance(mixture, MoE):
-        words = {
-            "num_local_experts": mixture.experts,
-            "num_experts_per_tok": mixture.top_k,
-            "router_aux_loss_coef": mixture.balance_loss,
-        }
-    shared = getattr(mixture, "shared", None) or mixture
+    attends = (isinstance(mixer, Attention) for mixer in decoders.mixers(model))
+    think: Any = decoders.first_block(model).feedforward
+    experts = {"num_local_experts": 0, "shared_intermediate_size": getattr(think, "hidden", 1)}
     return {
-        **mamba2.write_mixer(model, MIXER, "mamba_expand"),
+        **mamba2.write_mixer(model, WORDS, "mamba_expand"),
         **decoders.write(decoders.with_attention_first(model, "granitemoehybrid"), KEYS),
-        **words,
-        "shared_intermediate_size": getattr(shared, "hidden", 1),
-        "num_hidden_layers": len(kinds),
-        "layer_types": kinds,
+        **(write_part(think, EXPERTS) if isinstance(think, MoE) else experts),
+        "layer_types": [KINDS[is_attention] for is_attention in attends],
     }
 
 
 _MOE, _FFN = f"{THEIRS}.block_sparse_moe", f"{OURS}.ffn"
+SHARED = [
+    NameRule(f"{THEIRS}.shared_mlp.{name}.weight", layers)
+    for at in (_FFN, f"{_FFN}.shared")
+    for name, layers in (
+        ("input_linear", (f"{at}.gate.weight", f"{at}.up.weight")),
+        ("output_linear", (f"{at}.down.weight",)),
+    )
+]
 GRANITEMOEHYBRID = Recipe(
     name="granitemoehybrid",
     paper="IBM 2025, Granite 4.0; Dao & Gu 2024, Transformers are SSMs (arXiv 2405.21060)",
@@ -157,16 +151,11 @@ GRANITEMOEHYBRID = Recipe(
             "ffn.router": "block_sparse_moe.router.layer",
         },
         *mamba2.mixer_rules(f"{THEIRS}.mamba", f"{OURS}.attn"),
-        *(
-            NameRule(f"{THEIRS}.shared_mlp.{name}.weight", layers)
-            for at in (_FFN, f"{_FFN}.shared")
-            for name, layers in {
-                "input_linear": (f"{at}.gate.weight", f"{at}.up.weight"),
-                "output_linear": f"{at}.down.weight",
-            }.items()
-        ),
+        *SHARED,
         NameRule(
-            f"{_MOE}.input_linear.weight", (f"{_FFN}.gate", f"{_FFN}.up"), axes="e (2 d) c -> (2 e) d c"
+            f"{_MOE}.input_linear.weight",
+            (f"{_FFN}.gate", f"{_FFN}.up"),
+            axes="e (2 d) c -> (2 e) d c",
         ),
         NameRule(f"{_MOE}.output_linear.weight", f"{_FFN}.down"),
     ),

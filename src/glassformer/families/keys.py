@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from ..core import config
@@ -12,7 +13,7 @@ from ..core.config import serial
 from ..core.errors import UserError, need
 from .recipe import MISSING, ConfigReader, tile
 
-M = TypeVar("M", bound=config.Model)
+M = TypeVar("M")
 # heads, dimensions a head, experts; hidden: far above any published
 MOST_HEADS, MOST_HIDDEN = 1 << 14, 1 << 22
 MOST_BLOCKS, MOST_POSITIONS, MOST_TOKENS = 2000, 1 << 28, 1 << 24  # blocks, positions, tokens
@@ -99,6 +100,25 @@ def write_keys(model: config.Model, keys: Sequence[Key]) -> dict[str, Any]:
         for key in keys
         for name in key.names.split()
     }
+
+
+def read_part(raw: ConfigReader, default: M, words: Mapping[str, str]) -> M:
+    """A part of a model with what a config.json says: ``words`` and the places in it that they fill
+    with values of the same type; ``default`` has those of a file that does not say."""
+    tree = serial.to_dict(default)
+    readers: dict[type, Callable[..., Any]] = {bool: raw.flag, float: raw.number}
+    readers[int] = partial(raw.integer, most=MOST_HIDDEN)
+    values = {place: (word, _at(tree, place)) for word, place in words.items()}
+    return serial.change(
+        default,
+        {place: readers[type(value)](word, value) for place, (word, value) in values.items()},
+    )
+
+
+def write_part(part: Any, words: Mapping[str, str]) -> dict[str, Any]:
+    """The words for a part of a model."""
+    tree = serial.to_dict(part)
+    return {word: _at(tree, place) for word, place in words.items()}
 
 
 def _at(node: Any, place: str) -> Any:

@@ -20,12 +20,13 @@ from ..core.config import (
 )
 from . import decoders
 from .decoders import ATTN, FFN
-from .keys import MOST_HIDDEN, Key, read_keys
+from .keys import MOST_HIDDEN, Key, read_keys, read_part, write_part
 from .mixers import ShortConv
 from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-5)
 KINDS = ("conv", "full_attention")
+WORDS = {"conv_L_cache": "kernel", "conv_bias": "bias"}
 
 
 def lfm2(dim: int, heads: int, hidden: int, attends: Sequence[int], depth: int = 16) -> Decoder:
@@ -71,7 +72,7 @@ def read_config(raw: ConfigReader) -> Model:
     """An LFM2 config.json as our config."""
     model = read_keys(raw, lfm2(2560, 32, 8192, (0,), 1), KEYS)
     full, depth = decoders.first_block(model), model.decoder.depth
-    conv: Any = ShortConv(raw.integer("conv_L_cache", 3, most=64), raw.flag("conv_bias", False))
+    conv: Any = read_part(raw, ShortConv(), WORDS)
     attends = raw.value("full_attn_idxs", list(range(depth)))
     raw.must(isinstance(attends, list), "full_attn_idxs", "a list of blocks' numbers")
     kinds = decoders.read_kinds(raw, KINDS, [KINDS[i in attends] for i in range(depth)])
@@ -86,8 +87,7 @@ def write_config(model: Model) -> dict[str, Any]:
     return {
         **decoders.write(decoders.with_attention_first(model, "lfm2"), KEYS),
         "block_auto_adjust_ff_dim": False,
-        "conv_L_cache": conv.kernel,
-        "conv_bias": conv.bias,
+        **write_part(conv, WORDS),
         "layer_types": kinds,
         "full_attn_idxs": [i for i, kind in enumerate(kinds) if kind == "full_attention"],
     }

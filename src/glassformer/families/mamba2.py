@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..core.config import Block, Decoder, Embed, Head, Model, NoPosition, RMSNorm, Stack
 from ..core.errors import need
 from . import decoders
-from .keys import MOST_BLOCKS, MOST_HEADS, MOST_TOKENS, Key, read_keys, write_keys
+from .keys import MOST_BLOCKS, MOST_TOKENS, Key, read_keys, read_part, write_keys, write_part
 from .mixers import Mamba2
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 
-MIXER = decoders.ATTN
+PLACES = ["state_heads", "head_dim", "state", "groups", "kernel", "bias", "conv_bias", "eps"]
 FREE = [0.0, float("inf")]  # steps as long as a token says
 CONTEXT = 1 << 20  # no file tells one: a state reads any length
 
@@ -26,44 +27,30 @@ def mamba2(dim: int, depth: int) -> Decoder:
     return Decoder(dim, CONTEXT, Embed(50_288), stack, Head(), decoders.INIT)
 
 
-def mixer_keys(
-    words: str, heads: int = 128, state: int = 128, groups: int = 8, eps: float = 1e-5
-) -> tuple[Key, ...]:
-    """The words of a mixer, in this order: heads, the width of a head, numbers of a state, groups,
-    taps, biases, eps; the numbers are those of files that do not say."""
-    names = words.split()
-    return (
-        Key.integer(names[0], f"{MIXER}.state_heads", heads, most=MOST_HEADS),
-        Key.integer(names[1], f"{MIXER}.head_dim", 64, most=MOST_HEADS),
-        Key.integer(names[2], f"{MIXER}.state", state, most=MOST_HEADS),
-        Key.integer(names[3], f"{MIXER}.groups", groups, most=MOST_HEADS),
-        Key.integer(names[4], f"{MIXER}.kernel", 4, most=64),
-        Key.flag(names[5], f"{MIXER}.bias", False),
-        Key.flag(names[6], f"{MIXER}.conv_bias", True),
-        Key.number(names[7], f"{MIXER}.eps", eps, most=1.0),
-    )
+def mixer_words(words: str) -> dict[str, str]:
+    """The words of a mixer and their places in it, in the order of ``PLACES``."""
+    return dict(zip(words.split(), PLACES, strict=True))
 
 
-_MIXER = mixer_keys(
+WORDS = mixer_words(
     "num_heads head_dim state_size n_groups conv_kernel use_bias use_conv_bias layer_norm_epsilon"
 )
 KEYS = (
-    *_MIXER[:-1],
     Key.integer("hidden_size", "dim"),
     Key.integer("num_hidden_layers", "decoder.depth", 64, most=MOST_BLOCKS),
     Key.integer("vocab_size", "embed.vocab", 32_768, most=MOST_TOKENS),
     Key.flag("tie_word_embeddings", "head.tied", False),
     Key.std("initializer_range"),
     Key.only("hidden_act", "silu", "the convolution and the gate here are silu"),
-    decoders.eps("layer_norm_epsilon", 1e-5, f"{MIXER}.eps"),
+    decoders.eps("layer_norm_epsilon", 1e-5),
 )
 
 
-def read_mixer(raw: ConfigReader, keys: Sequence[Key]) -> Any:
+def read_mixer(raw: ConfigReader, words: Mapping[str, str], default: Mamba2) -> Any:
     """The mixer of a config.json that has blocks of other types as well."""
     free = [FREE, [0.0, {"__float__": "Infinity"}]]
     raw.must(raw.value("time_step_limit", FREE) in free, "time_step_limit", "[0.0, Infinity]")
-    return decoders.first_block(read_keys(raw, mamba2(64, 1), keys)).attention
+    return read_part(raw, default, words)
 
 
 def check_expansion(raw: ConfigReader, key: str, mixer: Mamba2, dim: int) -> None:
@@ -75,32 +62,35 @@ def check_expansion(raw: ConfigReader, key: str, mixer: Mamba2, dim: int) -> Non
     )
 
 
-def write_mixer(model: Model, keys: Sequence[Key], expand: str) -> dict[str, Any]:
+def write_mixer(model: Model, words: Mapping[str, str], expand: str) -> dict[str, Any]:
     """The words of the model's first mixer, or of a usual one."""
-    mixer: Any = decoders.first_mixer(model, Mamba2(1, 2 * model.dim))
-    held = decoders.with_blocks(mamba2(64, 1), [Block(mixer, None)])
-    return {**write_keys(held, keys), expand: mixer.inner // model.dim}
+    mixer = decoders.first_mixer(model, Mamba2(1, 2 * model.dim))
+    return {**write_part(mixer, words), expand: mixer.inner // model.dim}
 
 
 def read_config(raw: ConfigReader) -> Model:
     """A Mamba-2 config.json as our config."""
     model = read_keys(raw, mamba2(768, 1), KEYS)
-    check_expansion(raw, "expand", read_mixer(raw, _MIXER), model.dim)
-    return model
+    mixer = read_mixer(raw, WORDS, Mamba2(128, groups=8))
+    check_expansion(raw, "expand", mixer, model.dim)
+    block = replace(decoders.first_block(model), attention=mixer)
+    return decoders.with_blocks(model, [block])
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Mamba-2 config.json, as far as that can say it."""
     mixer = decoders.first_block(model).attention
     need(isinstance(mixer, Mamba2), "The mamba2 layout holds only blocks of Mamba2.")
-    return {**write_keys(model, KEYS), **write_mixer(model, _MIXER, "expand")}
+    return {**write_keys(model, KEYS), **write_mixer(model, WORDS, "expand")}
 
 
 def mixer_rules(file_name: str, param_name: str) -> tuple[NameRule, ...]:
     """The names of a mixer's weights below its own."""
     ends = {"in_proj": "in_proj", "conv1d": "conv", "norm": "norm", "out_proj": "out_proj"}
     layers = {f"{file_name}.{file}": f"{param_name}.{param}" for file, param in ends.items()}
-    alone = (NameRule(f"{file_name}.{end}", f"{param_name}.{end}") for end in ("A_log", "D", "dt_bias"))
+    alone = (
+        NameRule(f"{file_name}.{end}", f"{param_name}.{end}") for end in ("A_log", "D", "dt_bias")
+    )
     return (*rules(layers), *alone)
 
 

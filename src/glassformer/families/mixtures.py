@@ -3,15 +3,15 @@ and blocks that predict later tokens, which a file may hold beside the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Decoder, GatedMLP, Model
+from ..core.config import Block, Decoder, GatedMLP, Model, MoE
 from ..core.errors import UserError
 from . import decoders
 from .decoders import OURS, THEIRS
-from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN
+from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, read_part, write_part
 from .names import NameRule, Table
 from .recipe import ConfigReader
 from .routed import RoutedMoE
@@ -32,6 +32,50 @@ LAYERS = {
         for layer in ("gate", "up", "down")
     },
 }
+GATED = {
+    "ffn.router": "mlp.gate",
+    "ffn.shared.gate": "mlp.shared_expert.gate_proj",
+    "ffn.shared.up": "mlp.shared_expert.up_proj",
+    "ffn.shared.down": "mlp.shared_expert.down_proj",
+    "ffn.shared.share": "mlp.shared_expert_gate",
+}
+WORDS = {
+    "num_experts": "experts",
+    "num_experts_per_tok": "top_k",
+    "moe_intermediate_size": "expert.hidden",
+    "norm_topk_prob": "normalize",
+    "router_aux_loss_coef": "balance_loss",
+}
+SHARED_WORD = {"shared_expert_intermediate_size": "shared.hidden"}
+
+
+def mixed(raw: ConfigReader, blocks: Sequence[Block], default: MoE) -> list[Block]:
+    """The blocks of a Qwen, with a mixture in those that the file does not call dense; ``default`` has
+    the sizes of a file that does not say."""
+    dense, step = raw.value("mlp_only_layers", []), raw.integer("decoder_sparse_step", 1)
+    raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
+    mixes = [i not in dense and (i + 1) % step == 0 for i in range(len(blocks))]
+    mixture = read_part(raw, default, WORDS | (SHARED_WORD if default.shared else {}))
+    return [
+        replace(block, feedforward=mixture) if mix else block
+        for block, mix in zip(blocks, mixes, strict=True)
+    ]
+
+
+def write_mixed(model: Model, layout: str) -> dict[str, Any]:
+    """A Qwen's words of its mixture, and which blocks are dense."""
+    stack = decoders.stack(model)
+    thinks: list[Any] = [stack.block(i).feedforward for i in range(stack.depth)]
+    mixture = next((think for think in thinks if isinstance(think, MoE)), None)
+    dense = [i for i, think in enumerate(thinks) if not isinstance(think, MoE)]
+    if mixture is None:
+        raise UserError(f"The {layout} layout holds only mixtures of experts.")
+    return {
+        **write_part(mixture, WORDS | (SHARED_WORD if mixture.shared else {})),
+        "intermediate_size": getattr(thinks[dense[0]] if dense else mixture.expert, "hidden", 0),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": dense,
+    }
 
 
 def count(raw: ConfigReader, key: str, default: int) -> int:

@@ -17,7 +17,6 @@ from ..core.config import (
     Embed,
     Head,
     Model,
-    MoE,
     NoPosition,
     RMSNorm,
     Stack,
@@ -25,7 +24,7 @@ from ..core.config import (
 from ..core.errors import need
 from . import decoders, mamba2
 from .decoders import FFN, OURS
-from .keys import MOST_HEADS, MOST_HIDDEN, Key, read_keys
+from .keys import Key, read_keys, read_part, write_part
 from .mixers import Mamba2
 from .names import NameRule, Table, placed, rules
 from .recipe import ConfigReader, Recipe, tile
@@ -51,7 +50,7 @@ def _blocks(layers: Sequence[Any], norm: Any = NORM) -> list[Block]:
     """Layers as blocks: a feed-forward belongs to the mixer before it."""
     blocks: list[Block] = []
     for layer in layers:
-        if isinstance(layer, Attention | Mamba2):
+        if type(layer) in (Attention, Mamba2):
             blocks.append(Block(layer, None, norm))
             continue
         need(
@@ -73,10 +72,20 @@ def _layers(model: Model) -> list[tuple[str, Any]]:
     ]
 
 
-MIXER = mamba2.mixer_keys(
+WORDS = mamba2.mixer_words(
     "mamba_num_heads mamba_head_dim ssm_state_size n_groups conv_kernel use_bias use_conv_bias "
     "layer_norm_epsilon"
-) + (Key.number("time_step_min", f"{mamba2.MIXER}.least_step", 0.001),)
+) | {"time_step_min": "least_step"}
+EXPERTS = {
+    "n_routed_experts": "experts",
+    "num_experts_per_tok": "top_k",
+    "moe_intermediate_size": "expert.hidden",
+    "moe_shared_expert_intermediate_size": "shared.hidden",
+    "norm_topk_prob": "normalize",
+    "routed_scaling_factor": "scale",
+    "n_group": "groups",
+    "topk_group": "top_groups",
+}
 KEYS = decoders.without(
     decoders.keys(
         Key.flag("mlp_bias", f"{FFN}.bias", False),
@@ -106,37 +115,22 @@ _8B = nemotron_h(
 )
 
 
-def read_config(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Any:
     """A Nemotron-H config.json as our config."""
-    plain = replace(_8B, decoder=replace(_8B.decoder, depth=1, pattern=_8B.decoder.pattern[4:5]))
-    model: Any = read_keys(raw, plain, KEYS)
+    model = read_keys(raw, decoders.with_attention_first(_8B, "nemotron_h"), KEYS)
     block = decoders.first_block(model)
     letters = raw.value("hybrid_override_pattern", "ME*-")
     raw.must(isinstance(letters, str), "hybrid_override_pattern", "a text of letters")
     listed = raw.value("layers_block_type", [LETTERS.get(letter, letter) for letter in letters])
     raw.must(isinstance(listed, list), "layers_block_type", "a list of layers' kinds")
     kinds = decoders.read_kinds(raw, KINDS, listed, "layers_block_type")
-    mixture = _mixture(raw, block.feedforward) if "moe" in kinds else None
-    sublayers = [mamba2.read_mixer(raw, MIXER), block.attention, block.feedforward, mixture]
-    blocks = _blocks([sublayers[KINDS.index(kind)] for kind in kinds], block.norm)
-    stack = replace(model.decoder, depth=len(blocks), pattern=tile(blocks))
-    return replace(model, decoder=stack)
-
-
-def _mixture(raw: ConfigReader, think: Any) -> RoutedMoE:
-    def width(key: str) -> Any:
-        return raw.integer(key, 7688, most=MOST_HIDDEN)
-
-    return RoutedMoE(
-        raw.integer("n_routed_experts", 8, most=MOST_HEADS),
-        raw.integer("num_experts_per_tok", 2, most=MOST_HEADS),
-        replace(think, hidden=width("moe_intermediate_size"), bias=False),
-        shared=replace(think, hidden=width("moe_shared_expert_intermediate_size")),
-        normalize=raw.flag("norm_topk_prob", True),
-        scale=raw.number("routed_scaling_factor", 1.0, least=1e-6),
-        groups=raw.integer("n_group", 1, most=MOST_HEADS),
-        top_groups=raw.integer("topk_group", 1, most=MOST_HEADS),
-    )
+    mixer = mamba2.read_mixer(raw, WORDS, Mamba2(128, groups=8, least_step=0.001))
+    think: Any = block.feedforward
+    expert = replace(think, hidden=7688, bias=False)
+    mixture: Any = RoutedMoE(8, 2, expert, shared=replace(think, hidden=7688))
+    mixture = read_part(raw, mixture, EXPERTS) if "moe" in kinds else None
+    sublayers = dict(zip(KINDS, (mixer, block.attention, think, mixture), strict=True))
+    return decoders.with_layers(model, _blocks([sublayers[kind] for kind in kinds], block.norm))
 
 
 def write_config(model: Model) -> dict[str, Any]:
@@ -147,30 +141,15 @@ def write_config(model: Model) -> dict[str, Any]:
         "The nemotron_h layout holds Mamba2, Attention, MLP and RoutedMoE.",
     )
     mixture: Any = next((layer for layer in layers if isinstance(layer, RoutedMoE)), None)
-    usual = mixture.shared if mixture else MLP(1, "relu2")
-    think = next((layer for layer in layers if isinstance(layer, MLP)), usual)
-    held = decoders.with_attention_first(model, "nemotron_h")
-    block = replace(decoders.first_block(held), feedforward=think)
-    held = replace(held, decoder=replace(held.decoder, depth=1, pattern=(block,)))
-    words = {} if mixture is None else _write_mixture(mixture)
+    shared = mixture.shared if mixture else MLP(1, "relu2")
+    think = next((layer for layer in layers if isinstance(layer, MLP)), shared)
+    single = decoders.with_attention_first(model, "nemotron_h")
+    block = replace(decoders.first_block(single), feedforward=think)
     return {
-        **mamba2.write_mixer(model, MIXER, "expand"),
-        **decoders.write(held, KEYS),
-        **words,
+        **mamba2.write_mixer(model, WORDS, "expand"),
+        **decoders.write(decoders.with_layers(single, [block]), KEYS),
+        **(write_part(mixture, EXPERTS) if mixture else {}),
         "layers_block_type": [KINDS[TYPES.index(type(layer))] for layer in layers],
-    }
-
-
-def _write_mixture(mixture: RoutedMoE) -> dict[str, Any]:
-    return {
-        "n_routed_experts": mixture.experts,
-        "num_experts_per_tok": mixture.top_k,
-        "moe_intermediate_size": mixture.expert.hidden,
-        "moe_shared_expert_intermediate_size": getattr(mixture.shared, "hidden", 1),
-        "norm_topk_prob": mixture.normalize,
-        "routed_scaling_factor": mixture.scale,
-        "n_group": mixture.groups,
-        "topk_group": mixture.top_groups,
     }
 
 

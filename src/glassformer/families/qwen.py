@@ -23,12 +23,10 @@ from ..core.config import (
     Rotary,
     Stack,
 )
-from ..core.errors import UserError
-from . import decoders
+from . import decoders, mixtures
 from .decoders import ATTN
 from .gated_expert import GatedExpert
-from .keys import MOST_HEADS, MOST_HIDDEN, MOST_POSITIONS, Key, read_keys
-from .names import NameRule
+from .keys import MOST_POSITIONS, Key, read_keys
 from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6)
@@ -104,12 +102,15 @@ def read_config3moe(raw: ConfigReader) -> Model:
     """A config.json of Qwen 3 with mixtures; ``router_aux_loss_coef`` weighs our own load-balancing
     loss."""
     model = read_keys(raw, qwen3(1024, 28, 16, 3072), KEYS3MOE)
-    experts = raw.integer("num_local_experts", 128, most=MOST_HEADS)
-    mixture = _mixture(raw, model, experts, 8, 768)
     raw.only("layer_types", None, "the mixtures' blocks all see the same")
     slides = 0 if raw.flag("use_sliding_window", False) else model.decoder.depth
-    blocks = _blocks(ConfigReader({**raw.table, "max_window_layers": slides}, raw.source), model)
-    return decoders.with_blocks(model, _mixed(raw, blocks, mixture))
+    experts = raw.value("num_local_experts", None)
+    words = {"num_experts": experts, **raw.table, "max_window_layers": slides}
+    raw = ConfigReader(words, raw.source)
+    expert = replace(_mlp(model), hidden=768)
+    mixture = MoE(128, 8, expert, normalize=False, balance_loss=0.001)
+    blocks = _blocks(raw, model)
+    return decoders.with_blocks(model, mixtures.mixed(raw, blocks, mixture))
 
 
 def read_config2moe(raw: ConfigReader) -> Model:
@@ -119,38 +120,19 @@ def read_config2moe(raw: ConfigReader) -> Model:
     ``max_window_layers`` has, as in transformers.
     """
     model = read_keys(raw, qwen2(896, 24, 14, 2, 4864), KEYS2MOE)
-    shared = raw.integer("shared_expert_intermediate_size", 5632, most=MOST_HIDDEN)
-    mlp = decoders.first_block(model).feedforward
-    assert isinstance(mlp, GatedMLP)
-    mixture = replace(_mixture(raw, model, 60, 4, 1408), shared=GatedExpert(shared, mlp.act))
     size = _window(raw)
     first = raw.number("max_window_layers", 28.0)
     early = [size is not None and i % 2 == 0 and i < first for i in range(model.decoder.depth)]
     blocks = decoders.with_masks(model, decoders.read_windows(raw, size, early))
-    return decoders.with_blocks(model, _mixed(raw, blocks, mixture))
+    mlp = _mlp(model)
+    mixture = _sizes(60, 4, 1408, 5632)
+    shared = GatedExpert(5632, mlp.act)
+    mixture = replace(mixture, expert=replace(mlp, hidden=1408), shared=shared)
+    return decoders.with_blocks(model, mixtures.mixed(raw, blocks, mixture))
 
 
-def _mixture(raw: ConfigReader, model: Decoder, experts: int, top_k: int, hidden: int) -> MoE:
-    """The mixture that the file describes; the numbers are those where it does not say."""
-    mlp = decoders.first_block(model).feedforward
-    assert isinstance(mlp, GatedMLP)
-    return MoE(
-        raw.integer("num_experts", experts, most=MOST_HEADS),
-        raw.integer("num_experts_per_tok", top_k, most=MOST_HEADS),
-        replace(mlp, hidden=raw.integer("moe_intermediate_size", hidden, most=MOST_HIDDEN)),
-        normalize=raw.flag("norm_topk_prob", False),
-        balance_loss=raw.number("router_aux_loss_coef", 0.001),
-    )
-
-
-def _mixed(raw: ConfigReader, blocks: Sequence[Block], mixture: MoE) -> list[Block]:
-    """The blocks, with the mixture in those that the file does not call dense."""
-    dense, step = raw.value("mlp_only_layers", []), raw.integer("decoder_sparse_step", 1)
-    raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
-    return [
-        replace(block, feedforward=mixture) if i not in dense and (i + 1) % step == 0 else block
-        for i, block in enumerate(blocks)
-    ]
+def _mlp(model: Decoder) -> Any:
+    return decoders.first_block(model).feedforward
 
 
 def _windowed(raw: ConfigReader, model: Decoder) -> Decoder:
@@ -194,52 +176,20 @@ def write_config3(model: Model) -> dict[str, Any]:
 
 def write_config3moe(model: Model) -> dict[str, Any]:
     """Our config as the config.json of a Qwen 3 with mixtures, as far as that can say it."""
-    raw = {**write_config3(model), **_write_mixture(model, "qwen3moe")}
+    raw = {**write_config3(model), **mixtures.write_mixed(model, "qwen3moe")}
     del raw["layer_types"]
     return raw
 
 
 def write_config2moe(model: Model) -> dict[str, Any]:
     """Our config as the config.json of a Qwen 2 with mixtures, as far as that can say it."""
-    return {**write_config2(model, KEYS2MOE), **_write_mixture(model, "qwen2moe")}
-
-
-def _write_mixture(model: Model, layout: str) -> dict[str, Any]:
-    stack = decoders.stack(model)
-    thinks = [stack.block(i).feedforward for i in range(stack.depth)]
-    mixture = next((think for think in thinks if isinstance(think, MoE)), None)
-    dense = [i for i, think in enumerate(thinks) if not isinstance(think, MoE)]
-    if mixture is None:
-        raise UserError(f"The {layout} layout holds only mixtures of experts.")
-    shared = {"shared_expert_intermediate_size": mixture.shared.hidden} if mixture.shared else {}
-    return {
-        **shared,
-        "intermediate_size": getattr(thinks[dense[0]] if dense else mixture.expert, "hidden", 0),
-        "moe_intermediate_size": mixture.expert.hidden,
-        "num_experts": mixture.experts,
-        "num_experts_per_tok": mixture.top_k,
-        "norm_topk_prob": mixture.normalize,
-        "router_aux_loss_coef": mixture.balance_loss,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": dense,
-    }
+    return {**write_config2(model, KEYS2MOE), **mixtures.write_mixed(model, "qwen2moe")}
 
 
 # ---------------------------------------------------------------------------------------- the pages
 
 _PARTS = {**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}
 _NORMED = {**_PARTS, "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
-
-_EXPERTS = (
-    NameRule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-    *(
-        NameRule(
-            f"{decoders.THEIRS}.mlp.experts.{{e}}.{layer}_proj.weight",
-            f"{decoders.OURS}.ffn.{layer}",
-        )
-        for layer in ("gate", "up", "down")
-    ),
-)
 
 
 def _sizes(experts: int, top_k: int, hidden: int, shared: int) -> MoE:
@@ -311,10 +261,7 @@ QWEN3MOE = Recipe(
     tokenizer="Qwen/Qwen3-30B-A3B",
     read_config=read_config3moe,
     write_config=write_config3moe,
-    weights=decoders.table(
-        _NORMED,
-        *_EXPERTS,
-    ),
+    weights=decoders.table({**_NORMED, "ffn.router": "mlp.gate"}, *mixtures.EXPERTS),
 )
 
 QWEN2MOE = Recipe(
@@ -329,14 +276,5 @@ QWEN2MOE = Recipe(
     tokenizer="Qwen/Qwen1.5-MoE-A2.7B",
     read_config=read_config2moe,
     write_config=write_config2moe,
-    weights=decoders.table(
-        {
-            **_PARTS,
-            "ffn.shared.gate": "mlp.shared_expert.gate_proj",
-            "ffn.shared.up": "mlp.shared_expert.up_proj",
-            "ffn.shared.down": "mlp.shared_expert.down_proj",
-            "ffn.shared.share": "mlp.shared_expert_gate",
-        },
-        *_EXPERTS,
-    ),
+    weights=decoders.table({**_PARTS, **mixtures.GATED}, *mixtures.EXPERTS),
 )

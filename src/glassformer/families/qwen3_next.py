@@ -23,7 +23,7 @@ from ..core.config import (
 from . import decoders, mixtures
 from .decoders import ATTN, OURS, THEIRS
 from .gated_expert import GatedExpert
-from .keys import MOST_HEADS, MOST_HIDDEN, Key, read_keys
+from .keys import Key, read_keys, read_part, write_part
 from .mixers import GatedAttention, GatedDelta
 from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe
@@ -67,25 +67,23 @@ def _keys(kv_heads: int) -> tuple[Key, ...]:
 
 
 KEYS, KEYS_3_5 = _keys(2), _keys(4)
-DELTA_WORDS = {
+DELTA = {
     "linear_num_key_heads": "key_heads",
     "linear_num_value_heads": "value_heads",
     "linear_key_head_dim": "key_dim",
     "linear_value_head_dim": "value_dim",
     "linear_conv_kernel_dim": "kernel",
+    "rms_norm_eps": "eps",
 }
 
 
 def read_config(raw: ConfigReader) -> Model:
     """A Qwen3-Next config.json as our config."""
     model = read_config_3_5(raw, KEYS)
-    mixes = _mixtures(raw, model.decoder.depth)
-    mixture = _mixture(raw) if any(mixes) else None
-    blocks = [decoders.stack(model).block(i) for i in range(len(mixes))]
-    pairs = zip(blocks, mixes, strict=True)
-    return decoders.with_blocks(
-        model, [replace(block, feedforward=mixture) if mix else block for block, mix in pairs]
-    )
+    blocks = [decoders.stack(model).block(i) for i in range(model.decoder.depth)]
+    if raw.value("num_experts", 512):
+        blocks = mixtures.mixed(raw, blocks, _MIXTURE)
+    return decoders.with_blocks(model, blocks)
 
 
 def read_config_3_5(raw: ConfigReader, keys: Sequence[Key] = KEYS_3_5) -> Decoder:
@@ -93,11 +91,7 @@ def read_config_3_5(raw: ConfigReader, keys: Sequence[Key] = KEYS_3_5) -> Decode
     model: Any = read_keys(raw, decoders.with_attention_first(_DENSE, "qwen3_next"), keys)
     full, depth = decoders.first_block(model), model.decoder.depth
     raw.only("hidden_act", "silu", "the convolution and the gate here are silu")
-    sizes = {
-        name: raw.integer(word, getattr(_DELTA, name), most=MOST_HEADS)
-        for word, name in DELTA_WORDS.items()
-    }
-    delta: Any = GatedDelta(**sizes, eps=raw.number("rms_norm_eps", 1e-6, most=1.0))
+    delta: Any = read_part(raw, _DELTA, DELTA)
     interval = raw.integer("full_attention_interval", 4)
     usual = [KINDS[(i + 1) % interval == 0] for i in range(depth)]
     linear = replace(full, attention=delta)
@@ -105,58 +99,22 @@ def read_config_3_5(raw: ConfigReader, keys: Sequence[Key] = KEYS_3_5) -> Decode
     return decoders.with_blocks(model, [full if kind == KINDS[1] else linear for kind in kinds])
 
 
-def _mixture(raw: ConfigReader) -> MoE:
-    return MoE(
-        raw.integer("num_experts", 512, most=MOST_HEADS),
-        raw.integer("num_experts_per_tok", 10, most=MOST_HEADS),
-        GatedMLP(raw.integer("moe_intermediate_size", 512, most=MOST_HIDDEN)),
-        normalize=raw.flag("norm_topk_prob", True),
-        balance_loss=raw.number("router_aux_loss_coef", 0.001),
-        shared=GatedExpert(raw.integer("shared_expert_intermediate_size", 512, most=MOST_HIDDEN)),
-    )
-
-
-def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
-    """Which blocks have a mixture of experts."""
-    dense, step = raw.value("mlp_only_layers", []), raw.integer("decoder_sparse_step", 1)
-    raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
-    experts = raw.value("num_experts", 512) != 0
-    return [experts and i not in dense and (i + 1) % step == 0 for i in range(depth)]
-
-
 def write_config_3_5(model: Model) -> dict[str, Any]:
     """Our config as a Qwen 3.5 config.json, as far as that can say it."""
-    delta = decoders.first_mixer(model, _DELTA)
     mixers = decoders.mixers(model)
     return {
         **decoders.write(decoders.with_attention_first(model, "qwen3_next"), KEYS),
-        **{word: getattr(delta, name) for word, name in DELTA_WORDS.items()},
+        **write_part(decoders.first_mixer(model, _DELTA), DELTA),
         "layer_types": [KINDS[isinstance(mixer, GatedAttention)] for mixer in mixers],
     }
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Qwen3-Next config.json, as far as that can say it."""
-    stack = decoders.stack(model)
-    thinks = [stack.block(i).feedforward for i in range(stack.depth)]
-    return {**write_config_3_5(model), **_write_experts(thinks)}
-
-
-def _write_experts(thinks: Sequence[Any]) -> dict[str, Any]:
-    mixture = next((think for think in thinks if isinstance(think, MoE)), None)
-    if mixture is None:
-        return {"num_experts": 0}
-    dense = [i for i, think in enumerate(thinks) if not isinstance(think, MoE)]
-    return {
-        "intermediate_size": getattr(thinks[dense[0]] if dense else mixture.expert, "hidden", 0),
-        "moe_intermediate_size": mixture.expert.hidden,
-        "shared_expert_intermediate_size": getattr(mixture.shared, "hidden", 1),
-        "num_experts": mixture.experts,
-        "num_experts_per_tok": mixture.top_k,
-        "norm_topk_prob": mixture.normalize,
-        "router_aux_loss_coef": mixture.balance_loss,
-        "mlp_only_layers": dense,
-    }
+    raw, pattern = write_config_3_5(model), decoders.stack(model).pattern
+    if any(isinstance(block.feedforward, MoE) for block in pattern):
+        return {**raw, **mixtures.write_mixed(model, "qwen3_next")}
+    return {**raw, "num_experts": 0}
 
 
 _LAYERS = {
@@ -167,11 +125,7 @@ _LAYERS = {
     "attn.norm": "linear_attn.norm",
     "attn.out_proj": "linear_attn.out_proj",
     **decoders.GATED,
-    "ffn.router": "mlp.gate",
-    "ffn.shared.gate": "mlp.shared_expert.gate_proj",
-    "ffn.shared.up": "mlp.shared_expert.up_proj",
-    "ffn.shared.down": "mlp.shared_expert.down_proj",
-    "ffn.shared.share": "mlp.shared_expert_gate",
+    **mixtures.GATED,
     **decoders.NORMS,
 }
 NEXT = {"in_proj_qkvz": "in_q in_k in_v in_gate", "in_proj_ba": "learn fade"}
@@ -193,7 +147,10 @@ def table(model: Model, names: Mapping[str, str] = NEXT) -> Table:
             tuple(f"{OURS}.attn.{layer}.{end}" for layer in layers.split()),
             groups=groups,
         )
-        for name, layers, groups in (*rows, ("self_attn.q_proj", "q gate", decoders.stack(model).heads))
+        for name, layers, groups in (
+            *rows,
+            ("self_attn.q_proj", "q gate", decoders.stack(model).heads),
+        )
         for end in ("weight", "bias")
     ]
     rates = [

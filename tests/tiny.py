@@ -11,8 +11,14 @@ from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
-from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
-from glassformer.families.routed import RoutedMoE
+from glassformer.families.mixers import (
+    GatedAttention,
+    GatedDelta,
+    Mamba2,
+    ShortConv,
+    TunedAttention,
+)
+from glassformer.families.routed import RoutedMoE, ScaledInputMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
 from glassformer.families.sparse_mixer import SparseMixerMoE
 
@@ -243,6 +249,16 @@ DECODERS = {
             LatentAttention(4, kv_rank=12, **LATENT),
             RoutedMoE(4, 2, c.GatedMLP(16), score="softmax", correction=False, normalize=False),
         ),
+    ),
+    "llama4": decoder(
+        block(
+            c.Attention(4, 2, qk_norm=c.RMSNorm(gain=False), mask=c.Chunk(6)),
+            ScaledInputMoE(
+                4, 1, c.GatedMLP(16), shared=c.GatedMLP(24), correction=False, normalize=False
+            ),
+        ),
+        block(TunedAttention(4, 2, length=5, strength=0.6), position=c.NoPosition()),
+        position=c.Rotary(interleaved=True),
     ),
     "pooled": replace(decoder(LLAMA), pool=c.Pool("attention", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),

@@ -137,6 +137,7 @@ registry.MODULES.update(
         "families.modules.routed",
         "families.modules.sinks",
         "families.modules.sparse_mixer",
+        "families.modules.tuned",
         "fast.quantized",
         "formats.lora",
         "formats.rope_scaling",

@@ -41,6 +41,7 @@ from .granitemoehybrid import GRANITEMOEHYBRID
 from .keys import spelled_out
 from .lfm2 import LFM2
 from .llama import LLAMA
+from .llama4 import LLAMA4
 from .mamba2 import MAMBA2
 from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
@@ -107,6 +108,7 @@ DECODERS = (
     MAMBA2,
     GRANITEMOEHYBRID,
     NEMOTRON_H,
+    LLAMA4,
     QWEN3_NEXT,
     QWEN3_5,
     GLM4_MOE,

@@ -169,3 +169,14 @@ class GatedAttention(Attention):
         """Attention's, and the gate's projection."""
         gate = linear(dim, self.heads * self.width(dim), self.bias)
         return Attention.shapes(self, dim) | join(gate=gate)
+
+
+@member(Mixer)
+class TunedAttention(Attention):
+    """Attention whose queries grow with position, which keeps long texts sharp (Nakanishi 2025, arXiv
+    2501.19399): by 1 + strength * log(1 + floor((position + 1) / length))."""
+
+    length: PositiveInt = 8192  # positions after which queries grow by a step
+    strength: PositiveFloat = 0.1  # of the growth
+
+    shapes = Attention.shapes

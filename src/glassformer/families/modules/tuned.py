@@ -1,0 +1,27 @@
+"""The module of ``TunedAttention``."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...core.nn.attention import Attention
+from ...core.nn.build import builds
+from ...core.nn.flow import Flow
+from ...core.nn.position import Position
+from ..mixers import TunedAttention
+
+
+@builds(TunedAttention)
+class TunedAttentionModule(Attention):
+    """Attention of queries that grow with position."""
+
+    def __init__(self, cfg: TunedAttention, dim: int, causal: bool, dropout: float) -> None:
+        super().__init__(cfg, dim, causal, dropout)
+        self.cfg = cfg
+
+    def qkv(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, C) -> queries (B, H, T, D), grown by position, keys and values (B, K, T, D)."""
+        q, k, v = super().qkv(x, flow, position)
+        steps = ((flow.pos.float() + 1) / self.cfg.length).floor()
+        growth = 1 + steps.log1p() * self.cfg.strength  # (B or 1, T)
+        return q * growth[:, None, :, None].to(q.dtype), k, v

@@ -12,10 +12,12 @@ from glassformer.core.nn.model import inference
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
 from glassformer.families.mixers import (
+    ChannelMix,
     GatedAttention,
     GatedDelta,
     Mamba2,
     ShortConv,
+    TimeMix,
     TunedAttention,
 )
 from glassformer.families.routed import RoutedMoE, ScaledInputMoE
@@ -252,13 +254,16 @@ DECODERS = {
     ),
     "llama4": decoder(
         block(
-            c.Attention(4, 2, qk_norm=c.RMSNorm(gain=False), mask=c.Chunk(6)),
+            c.Attention(4, 2, qk_norm=c.RMSNorm(gain=False)),
             ScaledInputMoE(
                 4, 1, c.GatedMLP(16), shared=c.GatedMLP(24), correction=False, normalize=False
             ),
         ),
         block(TunedAttention(4, 2, length=5, strength=0.6), position=c.NoPosition()),
         position=c.Rotary(interleaved=True),
+    ),
+    "rwkv": decoder(
+        c.Block(TimeMix(24), None, c.LayerNorm()), c.Block(ChannelMix(48), None, c.LayerNorm())
     ),
     "pooled": replace(decoder(LLAMA), pool=c.Pool("attention", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
@@ -296,7 +301,7 @@ SINKS = {
     ),
 }
 """Attention with sinks: no ring, kernel or linearised pass computes it."""
-STATES = {"lfm2", "mamba2", "qwen3_next"}  # decoders whose mixers keep a state beside attention
+STATES = {"lfm2", "mamba2", "qwen3_next", "rwkv"}  # decoders whose mixers keep a state beside attention
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that keep a state
 
 

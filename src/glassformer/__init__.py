@@ -135,6 +135,7 @@ registry.MODULES.update(
         "families.modules.ssm",
         "families.modules.latent",
         "families.modules.routed",
+        "families.modules.rwkv",
         "families.modules.sinks",
         "families.modules.sparse_mixer",
         "families.modules.tuned",

@@ -63,6 +63,7 @@ from .recipe import ConfigReader as ConfigReader
 from .recipe import Held
 from .recipe import Recipe as Recipe
 from .roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from .rwkv import RWKV
 from .smollm3 import SMOLLM3
 from .stablelm import STABLELM
 from .starcoder2 import STARCODER2
@@ -109,6 +110,7 @@ DECODERS = (
     GRANITEMOEHYBRID,
     NEMOTRON_H,
     LLAMA4,
+    RWKV,
     QWEN3_NEXT,
     QWEN3_5,
     GLM4_MOE,

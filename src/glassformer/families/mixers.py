@@ -3,6 +3,8 @@
 ShortConv     gates around a convolution over a few tokens (LFM2)
 Mamba2        a state that decays by what each token says (Dao & Gu 2024)
 GatedDelta    such a state that replaces what it holds of a key (Yang et al. 2024)
+TimeMix       a mean of values that forgets at a speed of each channel (RWKV-4)
+ChannelMix    a feed-forward that reads the token before as well (RWKV-4)
 
 Their modules are in files beside this one; ``config.Mixer`` is the slot.
 """
@@ -159,6 +161,63 @@ class GatedDelta:
 
     def saved_activations(self, dim: int) -> int:
         return 4 * self.inner + 3 * self.channels
+
+
+@member(Mixer)
+class TimeMix:
+    """A mean of earlier values, weighed by exp(key) and by age, a speed a channel (Peng et al. 2023,
+    RWKV, section 3.1)."""
+
+    inner: PositiveInt  # channels of keys and values
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        layer, channels = linear(dim, self.inner, False), (self.inner,)
+        return join(
+            decay=channels,
+            bonus=channels,
+            **{f"mix_{name}": (dim,) for name in "kvr"},
+            **dict.fromkeys("kvr", layer),
+            out=linear(self.inner, dim, False),
+        )
+
+    def state_size(self, dim: int) -> int:
+        """Numbers that a cache keeps of a text: a token, and a mean and its weight a channel."""
+        return dim + 2 * self.inner
+
+    def flops(self, dim: int, context: int) -> int:
+        """FLOPs a token beside those of its matrices: the mix, the mean and the gate."""
+        return 9 * dim + 9 * self.inner
+
+    def saved_activations(self, dim: int) -> int:
+        return 4 * dim + 6 * self.inner
+
+
+@member(Mixer)
+class ChannelMix:
+    """down(relu(up(x)) ** 2) * sigmoid(r(x)), where each layer reads a mix of a token and the one
+    before (Peng et al. 2023, section 3.2)."""
+
+    hidden: PositiveInt  # width inside
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        return join(
+            mix_k=(dim,),
+            mix_r=(dim,),
+            up=linear(dim, self.hidden, False),
+            r=linear(dim, dim, False),
+            down=linear(self.hidden, dim, False),
+        )
+
+    def state_size(self, dim: int) -> int:
+        """Numbers that a cache keeps of a text: a token."""
+        return dim
+
+    def flops(self, dim: int, context: int) -> int:
+        """FLOPs a token beside those of its matrices: both mixes and the gate."""
+        return 7 * dim
+
+    def saved_activations(self, dim: int) -> int:
+        return 5 * dim + 2 * self.hidden
 
 
 @member(Mixer)

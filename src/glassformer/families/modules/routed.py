@@ -85,7 +85,7 @@ def scaled(x: Tensor, choices: Dispatch) -> tuple[Tensor, Dispatch]:
     return x * weight, replace(choices, weight=torch.ones_like(choices.weight))
 
 
-def whole_vectors(logits: Tensor) -> Tensor:
-    """Logits (..., E) padded to whole vectors: torch's scalar loop at a tensor's end rounds a sigmoid
-    otherwise, and a token's experts would depend on the number of tokens beside it."""
-    return F.pad(logits, (0, -logits.shape[-1] % 32))
+def whole_vectors(x: Tensor) -> Tensor:
+    """x (..., E) padded to whole vectors: torch's scalar loop at a tensor's end rounds a sigmoid or a
+    logarithm otherwise, and what a token is answered would depend on the tokens beside it."""
+    return F.pad(x, (0, -x.shape[-1] % 32))

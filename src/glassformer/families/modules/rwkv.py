@@ -1,0 +1,144 @@
+"""RWKV-4: a mean of values that forgets, and a feed-forward, both of which read the token before.
+
+B batch, T tokens, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import need
+from ...core.nn.build import builds
+from ...core.nn.cache import MixerState
+from ...core.nn.flow import Flow, TracedModule
+from ...core.nn.layers import linear
+from ...core.nn.position import Position
+from ..mixers import ChannelMix, TimeMix
+from .scan import convolve
+
+CHUNK = 16  # tokens whose means are computed side by side
+NEVER = -1e30  # logarithm of a weight that is none
+
+
+def earlier(x: Tensor, flow: Flow, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The token before each of x (B, T, C) in its document, and the last (B, 1, C)."""
+    taps = x.new_tensor([1.0, 0.0]).expand(x.shape[-1], 1, 2)
+    return convolve(x, taps, None, flow, before)
+
+
+def mix(x: Tensor, previous: Tensor, share: Tensor) -> Tensor:
+    """Each channel's share of the token and of the one before."""
+    return x * share + previous * (1 - share)
+
+
+def forgetting_mean(
+    k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, flow: Flow, state: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The mean of a document's values so far, v (B, T, C), each weighed by exp(k - decay * age); a
+    token's own by exp(k + bonus).
+
+    The state is one more value and the logarithm of its weight, (B, C) each: the mean of all before.
+    """
+    total, mean = state or (k.new_full(k[:, 0].shape, NEVER), torch.zeros_like(v[:, 0]))
+    pos, means = flow.pos.expand(k.shape[:2]), []
+    for first in range(0, k.shape[1], CHUNK):
+        piece = slice(first, first + CHUNK)
+        is_token = pos[:, piece] >= 0
+        document, number = (pos[:, piece] == 0).cumsum(1), is_token.cumsum(1)
+        # one more row beside those of the tokens: what comes after them
+        reader = torch.cat((number, number[:, -1:] + 1), 1)[:, :, None]
+        reads = torch.cat((document, document[:, -1:]), 1)[:, :, None]
+        seen = (reads == document[:, None]) & is_token[:, None] & (number[:, None] < reader)
+        age = (reader - number[:, None] - 1)[..., None]  # (B, L + 1, L, 1)
+        scores = torch.where(seen[..., None], k[:, None, piece] - decay * age, NEVER)
+        own = torch.eye(reader.shape[1], k[:, piece].shape[1], device=k.device)[..., None]
+        scores = torch.where(own > 0, k[:, None, piece] + bonus, scores)
+        kept = torch.where(reads == 0, total[:, None] - decay * (reader - 1), NEVER)
+        scores = torch.cat((kept[:, :, None], scores), 2)
+        values = torch.cat((mean[:, None], v[:, piece]), 1)
+        result = (scores.softmax(2) * values[:, None]).sum(2)
+        means.append(result[:, :-1])
+        total, mean = scores[:, -1].logsumexp(1), result[:, -1]
+    return torch.cat(means, 1), (total, mean)
+
+
+@builds(TimeMix)
+class TimeMixModule(TracedModule):
+    """Mix with the token before, project, average, gate, project back."""
+
+    writes = ("out.weight",)
+
+    def __init__(self, cfg: TimeMix, dim: int, causal: bool, dropout: float) -> None:
+        super().__init__()
+        need(causal, "TimeMix reads from left to right; give it a causal stack.")
+        self.decay = nn.Parameter(torch.empty(cfg.inner))
+        self.bonus = nn.Parameter(torch.empty(cfg.inner))
+        self.mix_k = nn.Parameter(torch.empty(dim))
+        self.mix_v = nn.Parameter(torch.empty(dim))
+        self.mix_r = nn.Parameter(torch.empty(dim))
+        self.k = linear(dim, cfg.inner, bias=False)
+        self.v = linear(dim, cfg.inner, bias=False)
+        self.r = linear(dim, cfg.inner, bias=False)
+        self.out = linear(cfg.inner, dim, bias=False)
+
+    def forward(
+        self, x: Tensor, flow: Flow, position: Position, state: MixerState | None = None
+    ) -> Tensor:
+        """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
+        x, wide = flow.look(self, "in", x), torch.promote_types(x.dtype, torch.float32)
+        before, *means = state.tensors if state is not None and state.tensors else (None,)
+        previous, last = earlier(x, flow, before)
+        k = self.k(mix(x, previous, self.mix_k)).to(wide)
+        v = self.v(mix(x, previous, self.mix_v)).to(wide)
+        gate = self.r(mix(x, previous, self.mix_r)).sigmoid()
+        speed, bonus = self.decay.to(wide).exp(), self.bonus.to(wide)
+        mean, kept = forgetting_mean(k, v, speed, bonus, flow, tuple(means))
+        if state is not None:
+            state.tensors = (last, *kept)
+        return flow.look(self, "write", self.out(gate * mean.to(x.dtype)))
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        """Slow channels first; later channels of a token look more at itself."""
+        ramp = torch.linspace(0, 1, len(self.decay))
+        self.decay.copy_(8 * ramp**0.7 - 5)
+        nn.init.constant_(self.bonus, math.log(0.3))
+        for share in (self.mix_k, self.mix_v, self.mix_r):
+            share.copy_(torch.linspace(0, 1, len(share)))
+
+
+@builds(ChannelMix)
+class ChannelMixModule(TracedModule):
+    """Mix with the token before, up, square, down, gate."""
+
+    writes = ("down.weight",)
+
+    def __init__(self, cfg: ChannelMix, dim: int, causal: bool, dropout: float) -> None:
+        super().__init__()
+        need(causal, "ChannelMix reads from left to right; give it a causal stack.")
+        self.mix_k = nn.Parameter(torch.empty(dim))
+        self.mix_r = nn.Parameter(torch.empty(dim))
+        self.up = linear(dim, cfg.hidden, bias=False)
+        self.r = linear(dim, dim, bias=False)
+        self.down = linear(cfg.hidden, dim, bias=False)
+
+    def forward(
+        self, x: Tensor, flow: Flow, position: Position, state: MixerState | None = None
+    ) -> Tensor:
+        """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
+        x = flow.look(self, "in", x)
+        (before,) = state.tensors if state is not None and state.tensors else (None,)
+        previous, last = earlier(x, flow, before)
+        if state is not None:
+            state.tensors = (last,)
+        pre = flow.look(self, "pre", self.up(mix(x, previous, self.mix_k)))
+        hidden = flow.look(self, "hidden", pre.relu().square())
+        gate = self.r(mix(x, previous, self.mix_r)).sigmoid()
+        return flow.look(self, "write", gate * self.down(hidden))
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        """Later channels of a token look more at itself."""
+        for share in (self.mix_k, self.mix_r):
+            share.copy_(torch.linspace(0, 1, len(share)))

@@ -301,7 +301,12 @@ SINKS = {
     ),
 }
 """Attention with sinks: no ring, kernel or linearised pass computes it."""
-STATES = {"lfm2", "mamba2", "qwen3_next", "rwkv"}  # decoders whose mixers keep a state beside attention
+STATES = {
+    "lfm2",
+    "mamba2",
+    "qwen3_next",
+    "rwkv",
+}  # decoders whose mixers keep a state beside attention
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that keep a state
 
 

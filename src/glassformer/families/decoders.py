@@ -207,6 +207,15 @@ def read_kinds(
     return words
 
 
+def read_hybrid(
+    raw: ConfigReader, model: Any, mixer: Any, kinds: Sequence[str], default: Sequence[str]
+) -> Any:
+    """The model, with ``mixer`` in place of attention in blocks of the first of two kinds."""
+    full = first_block(model)
+    blocks = dict(zip(kinds, (replace(full, attention=mixer), full), strict=True))
+    return with_blocks(model, [blocks[kind] for kind in read_kinds(raw, kinds, default)])
+
+
 def with_masks(model: Decoder, mask_rules: Sequence[MaskRule]) -> list[Block]:
     """The model's first block once for each rule, with that rule."""
     block = first_block(model)
@@ -384,6 +393,11 @@ def with_attention_first(model: Any, layout: str) -> Any:
 def mixers(model: Model) -> list[Any]:
     """The mixer of each block."""
     return [stack(model).block(i).attention for i in range(stack(model).depth)]
+
+
+def write_kinds(model: Model, kinds: Sequence[str]) -> list[str]:
+    """``layer_types``: the first of two kinds where a block has another mixer than attention."""
+    return [kinds[isinstance(mixer, Attention)] for mixer in mixers(model)]
 
 
 def first_mixer(model: Model, default: Any) -> Any:

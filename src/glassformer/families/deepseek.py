@@ -164,7 +164,10 @@ def _dense(model: Decoder) -> GatedMLP:
     return mlp
 
 
-METHODS = {"greedy": "", "group_limited_greedy": "n_group topk_group"}
+METHODS = {
+    "greedy": mixtures.ROUTED,
+    "group_limited_greedy": mixtures.ROUTED | mixtures.GROUPS,
+}
 
 
 def read_config2(raw: ConfigReader) -> Decoder:
@@ -183,7 +186,7 @@ def read_config2(raw: ConfigReader) -> Decoder:
 def read_config3(raw: ConfigReader) -> Decoder:
     """A DeepSeek-V3 config.json as our config."""
     model = read_keys(raw, _template(V3), KEYS3)
-    mixture = mixtures.read_mixture(raw, _dense(model), V3_MIXTURE, "n_group topk_group")
+    mixture = mixtures.read_mixture(raw, _dense(model), V3_MIXTURE, METHODS["group_limited_greedy"])
     return mixtures.with_mixture(raw, model, mixture, 3)
 
 

@@ -63,7 +63,7 @@ def read_config(raw: ConfigReader) -> Decoder:
     model = read_keys(raw, _PLAIN, KEYS)
     mlp = decoders.first_block(model).feedforward
     assert isinstance(mlp, GatedMLP)
-    mixture = mixtures.read_mixture(raw, mlp, MIXTURE, "n_group topk_group")
+    mixture = mixtures.read_mixture(raw, mlp, MIXTURE, mixtures.ROUTED | mixtures.GROUPS)
     return mixtures.with_mixture(raw, model, mixture, 1)
 
 

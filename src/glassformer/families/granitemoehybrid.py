@@ -90,7 +90,7 @@ _SIZES = {
 }
 
 
-def read_config(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Any:
     """A Granite 4 config.json as our config."""
     plain = decoders.with_attention_first(_SIZES["4.0-h-micro"], "granitemoehybrid")
     model = read_keys(raw, plain, KEYS)
@@ -101,9 +101,8 @@ def read_config(raw: ConfigReader) -> Model:
     mixer = mamba2.read_mixer(raw, WORDS, Mamba2(128, state=256, eps=1e-6))
     mamba2.check_expansion(raw, "mamba_expand", mixer, model.dim)
     full = replace(decoders.first_block(model), feedforward=_feedforward(raw))
-    kinds = decoders.read_kinds(raw, KINDS, KINDS[:1] * model.decoder.depth)
-    scan = replace(full, attention=mixer)
-    return decoders.with_blocks(model, [full if kind == KINDS[1] else scan for kind in kinds])
+    model = decoders.with_blocks(model, [full])
+    return decoders.read_hybrid(raw, model, mixer, KINDS, KINDS[:1] * model.decoder.depth)
 
 
 def _feedforward(raw: ConfigReader) -> Any:
@@ -115,14 +114,13 @@ def _feedforward(raw: ConfigReader) -> Any:
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Granite 4 config.json, as far as that can say it."""
-    attends = (isinstance(mixer, Attention) for mixer in decoders.mixers(model))
     think: Any = decoders.first_block(model).feedforward
     experts = {"num_local_experts": 0, "shared_intermediate_size": getattr(think, "hidden", 1)}
     return {
         **mamba2.write_mixer(model, WORDS, "mamba_expand"),
         **decoders.write(decoders.with_attention_first(model, "granitemoehybrid"), KEYS),
         **(write_part(think, EXPERTS) if isinstance(think, MoE) else experts),
-        "layer_types": [KINDS[is_attention] for is_attention in attends],
+        "layer_types": decoders.write_kinds(model, KINDS),
     }
 
 

@@ -68,26 +68,23 @@ KEYS = (
 )
 
 
-def read_config(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Any:
     """An LFM2 config.json as our config."""
     model = read_keys(raw, lfm2(2560, 32, 8192, (0,), 1), KEYS)
-    full, depth = decoders.first_block(model), model.decoder.depth
-    conv: Any = read_part(raw, ShortConv(), WORDS)
+    depth = model.decoder.depth
     attends = raw.value("full_attn_idxs", list(range(depth)))
     raw.must(isinstance(attends, list), "full_attn_idxs", "a list of blocks' numbers")
-    kinds = decoders.read_kinds(raw, KINDS, [KINDS[i in attends] for i in range(depth)])
-    short = replace(full, attention=conv)
-    return decoders.with_blocks(model, [short if kind == "conv" else full for kind in kinds])
+    usual = [KINDS[i in attends] for i in range(depth)]
+    return decoders.read_hybrid(raw, model, read_part(raw, ShortConv(), WORDS), KINDS, usual)
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as an LFM2 config.json, as far as that can say it."""
-    conv = decoders.first_mixer(model, ShortConv())
-    kinds = [KINDS[isinstance(mixer, Attention)] for mixer in decoders.mixers(model)]
+    kinds = decoders.write_kinds(model, KINDS)
     return {
         **decoders.write(decoders.with_attention_first(model, "lfm2"), KEYS),
         "block_auto_adjust_ff_dim": False,
-        **write_part(conv, WORDS),
+        **write_part(decoders.first_mixer(model, ShortConv()), WORDS),
         "layer_types": kinds,
         "full_attn_idxs": [i for i, kind in enumerate(kinds) if kind == "full_attention"],
     }

@@ -3,7 +3,6 @@ whose input is scaled."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +27,7 @@ from .decoders import ATTN, OURS, THEIRS
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, read_keys, read_part, write_part
 from .mixers import TunedAttention
 from .names import NameRule
-from .recipe import ConfigReader, Recipe, tile
+from .recipe import ConfigReader, Recipe
 from .routed import ScaledInputMoE
 
 NORM = RMSNorm(1e-5)
@@ -56,23 +55,14 @@ def llama4(
     experts: int, every: int, context: int, qk_norm: RMSNorm | None, rope: Rotary
 ) -> Decoder:
     """The shape of Llama 4: width 5,120, 48 blocks, 40 heads and 8 key-value heads of 128, 202,048
-    tokens, and experts in every second block or in each."""
-    attention = Attention(40, 8, 128, qk_norm=qk_norm, mask=Chunk(8192))
+    tokens, and experts in each block or in every second."""
     mixture = replace(MIXTURE, experts=experts)
-    turned = Block(attention, mixture, NORM)
-    pattern = [turned, turned, turned, _unturned(turned, TunedAttention(40, 8, 128))]
-    if every == 2:
-        dense = GatedMLP(16_384)
-        pattern = [
-            replace(block, feedforward=mixture if i % 2 else dense)
-            for i, block in enumerate(pattern)
-        ]
-    stack = Stack(48, tile(pattern), rope, last_norm=NORM)
+    thinks = (mixture, mixture) if every == 1 else (GatedMLP(16_384), mixture)
+    attention = Attention(40, 8, 128, qk_norm=qk_norm, mask=Chunk(8192))
+    turned = [Block(attention, thinks[i % 2], NORM) for i in range(3)]
+    last = Block(TunedAttention(40, 8, 128), mixture, NORM, position=NoPosition())
+    stack = Stack(48, (*turned, last), rope, last_norm=NORM)
     return Decoder(5120, context, Embed(202_048), stack, Head(tied=False), decoders.INIT)
-
-
-def _unturned(block: Block, attention: Attention) -> Block:
-    return replace(block, attention=attention, position=NoPosition())
 
 
 def _rotary(raw: ConfigReader) -> Rotary:
@@ -109,46 +99,34 @@ def read_config(raw: ConfigReader) -> Model:
     block, depth = decoders.first_block(model), model.decoder.depth
     mlp: Any = block.feedforward
     dense = replace(mlp, hidden=raw.integer("intermediate_size_mlp", 16_384, most=MOST_HIDDEN))
-    size = raw.integer("intermediate_size", 8192, most=MOST_HIDDEN)
-    shared = replace(mlp, hidden=size)
+    shared = replace(mlp, hidden=raw.integer("intermediate_size", 8192, most=MOST_HIDDEN))
     mixture: Any = read_part(raw, replace(MIXTURE, expert=shared, shared=shared), EXPERTS)
-    interval, step = (
-        raw.integer(key, default)
-        for key, default in (("no_rope_layer_interval", 4), ("interleave_moe_layer_step", 1))
+    step, interval = (
+        raw.integer("interleave_moe_layer_step", 1),
+        raw.integer("no_rope_layer_interval", 4),
     )
-    turns = raw.value("no_rope_layers", None) or [(i + 1) % interval != 0 for i in range(depth)]
-    raw.must(isinstance(turns, list) and len(turns) >= depth, "no_rope_layers", f"{depth} numbers")
     mixes = raw.value("moe_layers", list(range(step - 1, depth, step)))
+    turns = raw.value("no_rope_layers", None) or [(i + 1) % interval != 0 for i in range(depth)]
     raw.must(isinstance(mixes, list), "moe_layers", "a list of blocks' numbers")
-    kinds = decoders.read_kinds(raw, KINDS, [KINDS[not turn] for turn in turns[:depth]])
-    attentions = _attentions(raw, block, kinds, turns)
-    return decoders.with_blocks(
-        model,
-        [
-            replace(attends, feedforward=mixture if i in mixes else dense)
-            for i, attends in enumerate(attentions)
-        ],
-    )
-
-
-def _attentions(
-    raw: ConfigReader, block: Block, kinds: Sequence[str], turns: Sequence[Any]
-) -> list[Block]:
-    """The block with the attention and the positions of each kind."""
-    default = decoders.unsaid(raw, "attention_chunk_size", 8192)
-    size = raw.integer("attention_chunk_size", default, most=MOST_POSITIONS)
-    attention = block.attention
-    eps = raw.number("rms_norm_eps", 1e-5, most=1.0)
-    normed = replace(QK_NORM, eps=eps) if raw.flag("use_qk_norm", True) else None
-    tuned = attention
+    raw.must(isinstance(turns, list) and len(turns) >= depth, "no_rope_layers", f"{depth} numbers")
+    qk_norm = replace(QK_NORM, eps=raw.number("rms_norm_eps", 1e-5, most=1.0))
+    turned = unturned = block.attention
+    if raw.flag("use_qk_norm", True):
+        turned = replace(turned, qk_norm=qk_norm)
     if raw.value("attn_temperature_tuning", True):
-        tuned = read_part(raw, TunedAttention(**vars(attention)), TUNING)
+        unturned = read_part(raw, TunedAttention(**vars(unturned)), TUNING)
+    unsaid = decoders.unsaid(raw, "attention_chunk_size", 8192)
+    size = raw.integer("attention_chunk_size", unsaid, most=MOST_POSITIONS)
     blocks = []
-    for kind, turn in zip(kinds, turns, strict=False):
+    for i, kind in enumerate(
+        decoders.read_kinds(raw, KINDS, [KINDS[not t] for t in turns[:depth]])
+    ):
         mask = Chunk(size) if kind == KINDS[0] else Full()
-        turned = replace(block, attention=replace(attention, qk_norm=normed, mask=mask))
-        blocks.append(turned if turn else _unturned(block, replace(tuned, mask=mask)))
-    return blocks
+        attention = replace(turned if turns[i] else unturned, mask=mask)
+        think = mixture if i in mixes else dense
+        position = None if turns[i] else NoPosition()
+        blocks.append(replace(block, attention=attention, feedforward=think, position=position))
+    return decoders.with_blocks(model, blocks)
 
 
 def write_config(model: Model) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class TimeMix:
             bonus=channels,
             **{f"mix_{name}": (dim,) for name in "kvr"},
             **dict.fromkeys("kvr", layer),
-            out=linear(self.inner, dim, False),
+            out_proj=linear(self.inner, dim, False),
         )
 
     def state_size(self, dim: int) -> int:

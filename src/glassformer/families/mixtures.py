@@ -11,7 +11,7 @@ from ..core.config import Block, Decoder, GatedMLP, Model, MoE
 from ..core.errors import UserError
 from . import decoders
 from .decoders import OURS, THEIRS
-from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, read_part, write_part
+from .keys import MOST_BLOCKS, MOST_HEADS, read_part, write_part
 from .names import NameRule, Table
 from .recipe import ConfigReader
 from .routed import RoutedMoE
@@ -46,6 +46,14 @@ WORDS = {
     "norm_topk_prob": "normalize",
     "router_aux_loss_coef": "balance_loss",
 }
+ROUTED = {
+    "n_routed_experts": "experts",
+    "num_experts_per_tok": "top_k",
+    "moe_intermediate_size": "expert.hidden",
+    "norm_topk_prob": "normalize",
+    "routed_scaling_factor": "scale",
+}
+GROUPS = {"n_group": "groups", "topk_group": "top_groups"}
 SHARED_WORD = {"shared_expert_intermediate_size": "shared.hidden"}
 
 
@@ -85,33 +93,18 @@ def count(raw: ConfigReader, key: str, default: int) -> int:
     return int(value)
 
 
-def read_mixture(raw: ConfigReader, mlp: GatedMLP, default: RoutedMoE, groups: str) -> RoutedMoE:
+def read_mixture(
+    raw: ConfigReader, mlp: GatedMLP, default: RoutedMoE, words: Mapping[str, str]
+) -> RoutedMoE:
     """The mixture of a config.json whose dense blocks have ``mlp``; ``default`` where the file does
-    not say, ``groups``: the words for groups, or none."""
+    not say."""
     raw.only("moe_layer_freq", 1, "every block after the dense ones is a mixture")
-    hidden = raw.integer("moe_intermediate_size", default.expert.hidden, most=MOST_HIDDEN)
     shared = raw.integer("n_shared_experts", _shared(default), most=MOST_HEADS)
-    names = groups.split() or ["", ""]
-    values = (
-        raw.integer(name, default, most=MOST_HEADS) if name else 1
-        for name, default in zip(names, (default.groups, default.top_groups), strict=True)
-    )
-    total, top = values
-    return replace(
-        default,
-        experts=raw.integer(
-            "n_routed_experts",
-            raw.integer("num_local_experts", default.experts, most=MOST_HEADS),
-            most=MOST_HEADS,
-        ),
-        top_k=raw.integer("num_experts_per_tok", default.top_k, most=MOST_HEADS),
-        expert=replace(mlp, hidden=hidden, bias=False),
-        shared=replace(mlp, hidden=shared * hidden),
-        normalize=raw.flag("norm_topk_prob", default.normalize),
-        scale=raw.number("routed_scaling_factor", default.scale, least=1e-6),
-        groups=total,
-        top_groups=top,
-    )
+    experts = raw.value("num_local_experts", None)
+    expert = replace(mlp, hidden=default.expert.hidden, bias=False)
+    raw = replace(raw, table={"n_routed_experts": experts, **raw.table})
+    mixture = read_part(raw, replace(default, expert=expert), words)
+    return replace(mixture, shared=replace(mlp, hidden=shared * mixture.expert.hidden))
 
 
 def _shared(mixture: RoutedMoE) -> int:
@@ -139,15 +132,9 @@ def write_mixture(model: Model, layout: str) -> dict[str, Any]:
         raise UserError(f"The {layout} layout has a shared expert as wide as several experts.")
     dense = [think for think in thinks if isinstance(think, GatedMLP)]
     return {
+        **write_part(mixture, ROUTED | GROUPS),
         "intermediate_size": dense[0].hidden if dense else mixture.shared.hidden,
-        "moe_intermediate_size": mixture.expert.hidden,
-        "n_routed_experts": mixture.experts,
-        "num_experts_per_tok": mixture.top_k,
         "n_shared_experts": _shared(mixture),
-        "norm_topk_prob": mixture.normalize,
-        "routed_scaling_factor": mixture.scale,
-        "n_group": mixture.groups,
-        "topk_group": mixture.top_groups,
         "first_k_dense_replace": len(dense),
     }
 

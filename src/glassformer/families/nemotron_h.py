@@ -22,7 +22,7 @@ from ..core.config import (
     Stack,
 )
 from ..core.errors import need
-from . import decoders, mamba2
+from . import decoders, mamba2, mixtures
 from .decoders import FFN, OURS
 from .keys import Key, read_keys, read_part, write_part
 from .mixers import Mamba2
@@ -76,16 +76,9 @@ WORDS = mamba2.mixer_words(
     "mamba_num_heads mamba_head_dim ssm_state_size n_groups conv_kernel use_bias use_conv_bias "
     "layer_norm_epsilon"
 ) | {"time_step_min": "least_step"}
-EXPERTS = {
-    "n_routed_experts": "experts",
-    "num_experts_per_tok": "top_k",
-    "moe_intermediate_size": "expert.hidden",
-    "moe_shared_expert_intermediate_size": "shared.hidden",
-    "norm_topk_prob": "normalize",
-    "routed_scaling_factor": "scale",
-    "n_group": "groups",
-    "topk_group": "top_groups",
-}
+EXPERTS = (
+    mixtures.ROUTED | mixtures.GROUPS | {"moe_shared_expert_intermediate_size": "shared.hidden"}
+)
 KEYS = decoders.without(
     decoders.keys(
         Key.flag("mlp_bias", f"{FFN}.bias", False),

@@ -86,26 +86,21 @@ def read_config(raw: ConfigReader) -> Model:
     return decoders.with_blocks(model, blocks)
 
 
-def read_config_3_5(raw: ConfigReader, keys: Sequence[Key] = KEYS_3_5) -> Decoder:
+def read_config_3_5(raw: ConfigReader, keys: Sequence[Key] = KEYS_3_5) -> Any:
     """A Qwen 3.5 config.json as our config."""
     model: Any = read_keys(raw, decoders.with_attention_first(_DENSE, "qwen3_next"), keys)
-    full, depth = decoders.first_block(model), model.decoder.depth
     raw.only("hidden_act", "silu", "the convolution and the gate here are silu")
-    delta: Any = read_part(raw, _DELTA, DELTA)
     interval = raw.integer("full_attention_interval", 4)
-    usual = [KINDS[(i + 1) % interval == 0] for i in range(depth)]
-    linear = replace(full, attention=delta)
-    kinds = decoders.read_kinds(raw, KINDS, usual)
-    return decoders.with_blocks(model, [full if kind == KINDS[1] else linear for kind in kinds])
+    usual = [KINDS[(i + 1) % interval == 0] for i in range(model.decoder.depth)]
+    return decoders.read_hybrid(raw, model, read_part(raw, _DELTA, DELTA), KINDS, usual)
 
 
 def write_config_3_5(model: Model) -> dict[str, Any]:
     """Our config as a Qwen 3.5 config.json, as far as that can say it."""
-    mixers = decoders.mixers(model)
     return {
         **decoders.write(decoders.with_attention_first(model, "qwen3_next"), KEYS),
         **write_part(decoders.first_mixer(model, _DELTA), DELTA),
-        "layer_types": [KINDS[isinstance(mixer, GatedAttention)] for mixer in mixers],
+        "layer_types": decoders.write_kinds(model, KINDS),
     }
 
 

@@ -25,7 +25,6 @@ from .mixers import ChannelMix, TimeMix
 from .names import NameRule, Table, placed, rules
 from .recipe import ConfigReader, Recipe, tile
 
-
 LAST_EPS = 1e-5  # of the last norm, whatever a file says
 
 
@@ -96,7 +95,7 @@ def write_config(model: Model) -> dict[str, Any]:
 
 _FILE = "rwkv.blocks.{i}"
 _NAMES = {
-    "attention": {"key": "k", "value": "v", "receptance": "r", "output": "out"},
+    "attention": {"key": "k", "value": "v", "receptance": "r", "output": "out_proj"},
     "feed_forward": {"key": "up", "value": "down", "receptance": "r"},
 }
 _VECTORS = {"time_mix_key": "mix_k", "time_mix_value": "mix_v", "time_mix_receptance": "mix_r"}

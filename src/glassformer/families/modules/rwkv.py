@@ -23,15 +23,34 @@ CHUNK = 16  # tokens whose means are computed side by side
 NEVER = -1e30  # logarithm of a weight that is none
 
 
-def earlier(x: Tensor, flow: Flow, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The token before each of x (B, T, C) in its document, and the last (B, 1, C)."""
-    taps = x.new_tensor([1.0, 0.0]).expand(x.shape[-1], 1, 2)
-    return convolve(x, taps, None, flow, before)
+class ShiftMixer(TracedModule):
+    """A module whose layers read a mix of each token and the one before, a share for each channel."""
 
+    def __init__(self, causal: bool, dim: int, names: str) -> None:
+        super().__init__()
+        need(causal, "RWKV reads from left to right; give it a causal stack.")
+        self.names = names
+        for name in names:
+            setattr(self, f"mix_{name}", nn.Parameter(torch.empty(dim)))
 
-def mix(x: Tensor, previous: Tensor, share: Tensor) -> Tensor:
-    """Each channel's share of the token and of the one before."""
-    return x * share + previous * (1 - share)
+    def mixes(
+        self, x: Tensor, flow: Flow, state: MixerState | None
+    ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """What each layer reads of x (B, T, C), and what the state held beside the token before; it
+        holds the last token now."""
+        before, *beside = state.tensors if state is not None and state.tensors else (None,)
+        taps = x.new_tensor([1.0, 0.0]).expand(x.shape[-1], 1, 2)
+        previous, last = convolve(x, taps, None, flow, before)
+        if state is not None:
+            state.tensors = (last,)
+        shares = [getattr(self, f"mix_{name}") for name in self.names]
+        return [x * share + previous * (1 - share) for share in shares], tuple(beside)
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        """Later channels of a token look more at itself."""
+        for name in self.names:
+            share = getattr(self, f"mix_{name}")
+            share.copy_(torch.linspace(0, 1, len(share)))
 
 
 def forgetting_mean(
@@ -66,60 +85,46 @@ def forgetting_mean(
 
 
 @builds(TimeMix)
-class TimeMixModule(TracedModule):
+class TimeMixModule(ShiftMixer):
     """Mix with the token before, project, average, gate, project back."""
 
-    writes = ("out.weight",)
+    writes = ("out_proj.weight",)
 
     def __init__(self, cfg: TimeMix, dim: int, causal: bool, dropout: float) -> None:
-        super().__init__()
-        need(causal, "TimeMix reads from left to right; give it a causal stack.")
+        super().__init__(causal, dim, "kvr")
         self.decay = nn.Parameter(torch.empty(cfg.inner))
         self.bonus = nn.Parameter(torch.empty(cfg.inner))
-        self.mix_k = nn.Parameter(torch.empty(dim))
-        self.mix_v = nn.Parameter(torch.empty(dim))
-        self.mix_r = nn.Parameter(torch.empty(dim))
-        self.k = linear(dim, cfg.inner, bias=False)
-        self.v = linear(dim, cfg.inner, bias=False)
-        self.r = linear(dim, cfg.inner, bias=False)
-        self.out = linear(cfg.inner, dim, bias=False)
+        self.k, self.v, self.r = (linear(dim, cfg.inner, bias=False) for _ in "kvr")
+        self.out_proj = linear(cfg.inner, dim, bias=False)
 
     def forward(
         self, x: Tensor, flow: Flow, position: Position, state: MixerState | None = None
     ) -> Tensor:
         """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
-        x, wide = flow.look(self, "in", x), torch.promote_types(x.dtype, torch.float32)
-        before, *means = state.tensors if state is not None and state.tensors else (None,)
-        previous, last = earlier(x, flow, before)
-        k = self.k(mix(x, previous, self.mix_k)).to(wide)
-        v = self.v(mix(x, previous, self.mix_v)).to(wide)
-        gate = self.r(mix(x, previous, self.mix_r)).sigmoid()
+        wide = torch.promote_types(x.dtype, torch.float32)
+        (k, v, r), before = self.mixes(flow.look(self, "in", x), flow, state)
+        k, v, r = self.k(k).to(wide), self.v(v).to(wide), self.r(r).sigmoid()
         speed, bonus = self.decay.to(wide).exp(), self.bonus.to(wide)
-        mean, kept = forgetting_mean(k, v, speed, bonus, flow, tuple(means))
+        mean, after = forgetting_mean(k, v, speed, bonus, flow, before)
         if state is not None:
-            state.tensors = (last, *kept)
-        return flow.look(self, "write", self.out(gate * mean.to(x.dtype)))
+            state.tensors += after
+        return flow.look(self, "write", self.out_proj(r * mean.to(x.dtype)))
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """Slow channels first; later channels of a token look more at itself."""
-        ramp = torch.linspace(0, 1, len(self.decay))
-        self.decay.copy_(8 * ramp**0.7 - 5)
+        """Slow channels first."""
+        super().reset(std, generator)
+        self.decay.copy_(8 * torch.linspace(0, 1, len(self.decay)) ** 0.7 - 5)
         nn.init.constant_(self.bonus, math.log(0.3))
-        for share in (self.mix_k, self.mix_v, self.mix_r):
-            share.copy_(torch.linspace(0, 1, len(share)))
 
 
 @builds(ChannelMix)
-class ChannelMixModule(TracedModule):
+class ChannelMixModule(ShiftMixer):
     """Mix with the token before, up, square, down, gate."""
 
     writes = ("down.weight",)
 
     def __init__(self, cfg: ChannelMix, dim: int, causal: bool, dropout: float) -> None:
-        super().__init__()
-        need(causal, "ChannelMix reads from left to right; give it a causal stack.")
-        self.mix_k = nn.Parameter(torch.empty(dim))
-        self.mix_r = nn.Parameter(torch.empty(dim))
+        super().__init__(causal, dim, "kr")
         self.up = linear(dim, cfg.hidden, bias=False)
         self.r = linear(dim, dim, bias=False)
         self.down = linear(cfg.hidden, dim, bias=False)
@@ -128,17 +133,7 @@ class ChannelMixModule(TracedModule):
         self, x: Tensor, flow: Flow, position: Position, state: MixerState | None = None
     ) -> Tensor:
         """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
-        x = flow.look(self, "in", x)
-        (before,) = state.tensors if state is not None and state.tensors else (None,)
-        previous, last = earlier(x, flow, before)
-        if state is not None:
-            state.tensors = (last,)
-        pre = flow.look(self, "pre", self.up(mix(x, previous, self.mix_k)))
+        (k, r), _ = self.mixes(flow.look(self, "in", x), flow, state)
+        pre = flow.look(self, "pre", self.up(k))
         hidden = flow.look(self, "hidden", pre.relu().square())
-        gate = self.r(mix(x, previous, self.mix_r)).sigmoid()
-        return flow.look(self, "write", gate * self.down(hidden))
-
-    def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """Later channels of a token look more at itself."""
-        for share in (self.mix_k, self.mix_r):
-            share.copy_(torch.linspace(0, 1, len(share)))
+        return flow.look(self, "write", self.r(r).sigmoid() * self.down(hidden))

@@ -1,6 +1,6 @@
 """Newer decoders against transformers: logits, padded rows, cached greedy text, weights both ways, and
 each word of their configs. Among them: deepseek, glm4_moe, minimax_m2, lfm2, mamba2, qwen3_next; the
-mechanisms latent, routed, sinks, sparse_mixer."""
+mechanisms latent, routed, sinks, sparse_mixer, tuned."""
 
 from __future__ import annotations
 
@@ -252,6 +252,40 @@ def test_defaults_are_those_of_transformers(family):
                 ({"use_bidirectional_attention": True}, '"use_bidirectional_attention" is true'),
                 ({"attn_logit_softcapping": 50.0}, "no Gemma 3 caps its scores"),
                 ({"rope_parameters": {"rope_type": "default"}}, "no table for sliding_attention"),
+            ],
+            "granitemoehybrid/4.0-h-tiny": [
+                ({"position_embedding_type": "alibi"}, '"position_embedding_type" is "alibi"'),
+                ({"time_step_limit": [0.0, 1.0]}, '"time_step_limit" is'),
+                ({"mamba_expand": 3}, '"mamba_expand" is 3'),
+                ({"layer_types": ["mamba"]}, '"layer_types" is'),
+                ({"hidden_act": "gelu"}, "the gate here are silu"),
+            ],
+            "nemotron_h/8b": [
+                ({"layers_block_type": ["mlp", "linear_attention"]}, "follows a layer of Mamba-2"),
+                ({"layers_block_type": ["linear_attention", "conv"]}, '"layers_block_type" is'),
+                ({"moe_latent_size": 64}, "experts read the whole width"),
+                ({"num_nextn_predict_layers": 1}, "no layer predicts later tokens"),
+                ({"attention_bias": True}, "have no biases"),
+            ],
+            "qwen3_5/0.8b": [
+                ({"hidden_act": "gelu"}, "the gate here are silu"),
+                ({"layer_types": 4}, '"layer_types" is 4'),
+                ({"linear_num_value_heads": 15}, "GatedDelta.value_heads 15"),
+            ],
+            "llama4/scout-17b-16e": [
+                ({"num_experts_per_tok": 2}, "ScaledInputMoE.top_k is 2"),
+                ({"router_jitter_noise": 0.1}, '"router_jitter_noise" is 0.1'),
+                ({"attention_chunk_size": None}, "Chunk.size"),
+                ({"no_rope_layers": [1, 0]}, '"no_rope_layers" is'),
+                ({"moe_layers": 3}, '"moe_layers" is 3'),
+                (
+                    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+                    'rope_scaling is "yarn"',
+                ),
+            ],
+            "rwkv/169m": [
+                ({"rescale_every": 1.5}, '"rescale_every" is 1.5'),
+                ({"num_hidden_layers": 0}, '"num_hidden_layers" is 0'),
             ],
             "stablelm/2-1.6b": [({"qk_layernorm": True}, '"qk_layernorm" is true')],
         }.items()

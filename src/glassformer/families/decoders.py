@@ -201,7 +201,8 @@ def read_kinds(
 ) -> list[str]:
     """The kind of each block, ``default`` where the file does not say; also by older names."""
     listed = raw.value(key, default)
-    words = [OLD_KINDS.get(str(kind), kind) for kind in listed]
+    items = listed if isinstance(listed, list | tuple) else ()
+    words = [OLD_KINDS.get(str(kind), kind) for kind in items]
     fits = len(words) == len(default) and all(kind in kinds for kind in words)
     raw.must(fits, key, f"a list of {len(default)} times {' or '.join(kinds)}")
     return words

@@ -115,9 +115,9 @@ def read_part(raw: ConfigReader, default: M, words: Mapping[str, str]) -> M:
     )
 
 
-def write_part(part: Any, words: Mapping[str, str]) -> dict[str, Any]:
+def write_part(value: Any, words: Mapping[str, str]) -> dict[str, Any]:
     """The words for a part of a model."""
-    tree = serial.to_dict(part)
+    tree = serial.to_dict(value)
     return {word: _at(tree, place) for word, place in words.items()}
 
 

@@ -86,8 +86,8 @@ def write_config(model: Model) -> dict[str, Any]:
 
 def mixer_rules(file_name: str, param_name: str) -> tuple[NameRule, ...]:
     """The names of a mixer's weights below its own."""
-    ends = {"in_proj": "in_proj", "conv1d": "conv", "norm": "norm", "out_proj": "out_proj"}
-    layers = {f"{file_name}.{file}": f"{param_name}.{param}" for file, param in ends.items()}
+    layers = {"in_proj": "in_proj", "conv1d": "conv", "norm": "norm", "out_proj": "out_proj"}
+    layers = {f"{file_name}.{file}": f"{param_name}.{param}" for file, param in layers.items()}
     alone = (
         NameRule(f"{file_name}.{end}", f"{param_name}.{end}") for end in ("A_log", "D", "dt_bias")
     )

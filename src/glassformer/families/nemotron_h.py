@@ -171,11 +171,11 @@ LAYER = (
 
 def table(model: Model) -> Table:
     """The names of its weights, layer by layer."""
-    ends = {"backbone.norm_f": "decoder.last_norm", "lm_head": "head.proj"}
+    outer = {"backbone.norm_f": "decoder.last_norm", "lm_head": "head.proj"}
     return Table(
         (
             NameRule("backbone.embeddings.weight", "embed.token.weight"),
-            *rules(ends),
+            *rules(outer),
             *placed(LAYER, [place for place, _ in _layers(model)]),
         ),
         copies=(("lm_head.weight", "backbone.embeddings.weight"),),

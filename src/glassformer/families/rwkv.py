@@ -103,28 +103,28 @@ _VECTORS = {"time_mix_key": "mix_k", "time_mix_value": "mix_v", "time_mix_recept
 
 def _layer(name: str, norm: str) -> tuple[NameRule, ...]:
     """The rules of one of a file's two layers in a block."""
-    theirs, ours = f"{_FILE}.{name}", f"{OURS}.attn"
-    layers = {f"{theirs}.{file}": f"{ours}.{param}" for file, param in _NAMES[name].items()}
+    layer, mixer = f"{_FILE}.{name}", f"{OURS}.attn"
+    layers = {f"{layer}.{file}": f"{mixer}.{param}" for file, param in _NAMES[name].items()}
     return (
         *rules({f"{_FILE}.{norm}": f"{OURS}.attn_norm", **layers}),
         *(
-            NameRule(f"{theirs}.{file}", f"{ours}.{param}", axes="1 h c -> (1 h c)")
+            NameRule(f"{layer}.{file}", f"{mixer}.{param}", axes="1 h c -> (1 h c)")
             for file, param in _VECTORS.items()
         ),
-        NameRule(f"{theirs}.time_decay", f"{ours}.decay"),
-        NameRule(f"{theirs}.time_first", f"{ours}.bonus"),
+        NameRule(f"{layer}.time_decay", f"{mixer}.decay"),
+        NameRule(f"{layer}.time_first", f"{mixer}.bonus"),
     )
 
 
 def table(model: Model) -> Table:
     """The names of its weights, block by block."""
-    ends = {"blocks.0.pre_ln": "first_norm", "ln_out": "last_norm"}
+    outer = {"blocks.0.pre_ln": "first_norm", "ln_out": "last_norm"}
     depth = decoders.stack(model).depth
     return Table(
         (
             NameRule("rwkv.embeddings.weight", "embed.token.weight"),
             NameRule("head.weight", "head.proj.weight"),
-            *rules({f"rwkv.{file}": f"decoder.{param}" for file, param in ends.items()}),
+            *rules({f"rwkv.{file}": f"decoder.{param}" for file, param in outer.items()}),
             *placed(_layer("attention", "ln1"), map(str, range(0, depth, 2))),
             *placed(_layer("feed_forward", "ln2"), map(str, range(1, depth, 2))),
         ),

@@ -36,8 +36,8 @@ class ShiftMixer(TracedModule):
     def mixes(
         self, x: Tensor, flow: Flow, state: MixerState | None
     ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        """What each layer reads of x (B, T, C), and what the state held beside the token before; it
-        holds the last token now."""
+        """The mixes of x (B, T, C) for each layer, and the rest of the state, which holds the last token
+        now."""
         before, *beside = state.tensors if state is not None and state.tensors else (None,)
         taps = x.new_tensor([1.0, 0.0]).expand(x.shape[-1], 1, 2)
         previous, last = convolve(x, taps, None, flow, before)
@@ -70,13 +70,13 @@ def forgetting_mean(
         # one more row beside those of the tokens: what comes after them
         reader = torch.cat((number, number[:, -1:] + 1), 1)[:, :, None]
         reads = torch.cat((document, document[:, -1:]), 1)[:, :, None]
-        seen = (reads == document[:, None]) & is_token[:, None] & (number[:, None] < reader)
+        visible = (reads == document[:, None]) & is_token[:, None] & (number[:, None] < reader)
         age = (reader - number[:, None] - 1)[..., None]  # (B, L + 1, L, 1)
-        scores = torch.where(seen[..., None], k[:, None, piece] - decay * age, NEVER)
-        own = torch.eye(reader.shape[1], k[:, piece].shape[1], device=k.device)[..., None]
-        scores = torch.where(own > 0, k[:, None, piece] + bonus, scores)
-        kept = torch.where(reads == 0, total[:, None] - decay * (reader - 1), NEVER)
-        scores = torch.cat((kept[:, :, None], scores), 2)
+        scores = torch.where(visible[..., None], k[:, None, piece] - decay * age, NEVER)
+        itself = torch.eye(reader.shape[1], k[:, piece].shape[1], device=k.device)[..., None]
+        scores = torch.where(itself > 0, k[:, None, piece] + bonus, scores)
+        from_state = torch.where(reads == 0, total[:, None] - decay * (reader - 1), NEVER)
+        scores = torch.cat((from_state[:, :, None], scores), 2)
         values = torch.cat((mean[:, None], v[:, piece]), 1)
         result = (scores.softmax(2) * values[:, None]).sum(2)
         means.append(result[:, :-1])

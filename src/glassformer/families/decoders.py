@@ -202,7 +202,7 @@ def read_kinds(
     """The kind of each block, ``default`` where the file does not say; also by older names."""
     listed = raw.value(key, default)
     items = listed if isinstance(listed, list | tuple) else ()
-    words = [OLD_KINDS.get(str(kind), kind) for kind in items]
+    words = [OLD_KINDS.get(str(kind), str(kind)) for kind in items]
     fits = len(words) == len(default) and all(kind in kinds for kind in words)
     raw.must(fits, key, f"a list of {len(default)} times {' or '.join(kinds)}")
     return words

@@ -142,6 +142,16 @@ def keys(
     )
 
 
+def expert_keys(word: str, experts: int, top_k: int, loss: float = 0.001) -> tuple[Key, ...]:
+    """A mixture in every block: its experts by their ``word``, those of a token, and what weighs our
+    load-balancing loss."""
+    return (
+        Key.integer(word, f"{FFN}.experts", experts, most=MOST_HEADS),
+        Key.integer("num_experts_per_tok", f"{FFN}.top_k", top_k, most=MOST_HEADS),
+        Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", loss),
+    )
+
+
 def without(keys: Sequence[Key], names: str) -> tuple[Key, ...]:
     """The words but for those that a family's files do not have."""
     return tuple(key for key in keys if key.names not in names.split())
@@ -441,6 +451,7 @@ ATTENTION = {
     "attn.v": "self_attn.v_proj",
     "attn.out": "self_attn.o_proj",
 }
+QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 GATED = {"ffn.gate": "mlp.gate_proj", "ffn.up": "mlp.up_proj", "ffn.down": "mlp.down_proj"}
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 

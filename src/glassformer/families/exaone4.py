@@ -100,8 +100,7 @@ EXAONE4 = Recipe(
         {
             **decoders.ATTENTION,
             **decoders.GATED,
-            "attn.q_norm": "self_attn.q_norm",
-            "attn.k_norm": "self_attn.k_norm",
+            **decoders.QK_NORMS,
             "attn_norm": "post_attention_layernorm",
             "ffn_norm": "post_feedforward_layernorm",
         }

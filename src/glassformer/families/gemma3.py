@@ -102,8 +102,7 @@ GEMMA3 = Recipe(
     weights=decoders.table(
         {
             **gemma.LAYERS2,
-            "attn.q_norm": "self_attn.q_norm",
-            "attn.k_norm": "self_attn.k_norm",
+            **decoders.QK_NORMS,
         }
     ),
 )

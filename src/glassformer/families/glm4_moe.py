@@ -93,7 +93,5 @@ GLM4_MOE = Recipe(
     tokenizer="zai-org/GLM-4.5-Air",
     read_config=read_config,
     write_config=write_config,
-    weights=mixtures.table(
-        {**decoders.ATTENTION, "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
-    ),
+    weights=mixtures.table({**decoders.ATTENTION, **decoders.QK_NORMS}),
 )

@@ -20,7 +20,7 @@ from ..core.config import (
 )
 from . import decoders
 from .decoders import ATTN, FFN
-from .keys import MOST_HEADS, MOST_POSITIONS, Key, read_keys
+from .keys import MOST_POSITIONS, Key, read_keys
 from .names import NameRule
 from .recipe import ConfigReader, Recipe
 from .sinks import ClampedMoE, SinkAttention
@@ -48,12 +48,9 @@ def _positions(raw: ConfigReader) -> Rotary:
 
 KEYS = decoders.keys(
     Key.flag("attention_bias", f"{ATTN}.bias", True),
-    Key.integer("num_local_experts", f"{FFN}.experts", 128, most=MOST_HEADS),
-    Key.integer("num_experts_per_tok", f"{FFN}.top_k", 4, most=MOST_HEADS),
+    *decoders.expert_keys("num_local_experts", 128, 4),
     Key.number("swiglu_alpha", f"{FFN}.alpha", 1.702),
     Key.number("swiglu_limit", f"{FFN}.limit", 7.0),
-    # weighs our own load-balancing loss
-    Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", 0.001),
     context=131_072,
     kv_heads=8,
     head_dim=64,

@@ -7,6 +7,7 @@ from ..core.config import Attention, Block, Decoder, Embed, GatedMLP, Head, RMSN
 from . import decoders
 from .decoders import ATTN, FFN
 from .keys import MOST_HEADS, Key
+from .mixtral import EXPERTS, MIXTURE
 from .names import NameRule
 from .recipe import ConfigReader, Recipe
 from .routed import RoutedMoE
@@ -36,10 +37,7 @@ KEYS = decoders.keys(
     Key.only("use_qk_norm", True, "queries and keys are normed"),
     Key.only("qk_norm_type", "per_layer", "all heads are normed at once"),
     Key.only("shared_intermediate_size", 0, "no expert is shared"),
-    Key.integer("num_local_experts", f"{FFN}.experts", 256, most=MOST_HEADS),
-    Key.integer("num_experts_per_tok", f"{FFN}.top_k", 8, most=MOST_HEADS),
-    # weighs our own load-balancing loss
-    Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", 0.001),
+    *decoders.expert_keys("num_local_experts", 256, 8),
     context=196_608,
     kv_heads=8,
     head_dim=128,
@@ -53,7 +51,6 @@ KEYS = decoders.keys(
     ),
 )
 M2 = minimax_m2(3072, 62, 48, RoutedMoE(256, 8, GatedMLP(1536), balance_loss=0.001))
-_MIXTURE = f"{decoders.THEIRS}.block_sparse_moe"
 
 MINIMAX_M2 = Recipe(
     name="minimax_m2",
@@ -65,16 +62,8 @@ MINIMAX_M2 = Recipe(
     read_config=decoders.config_reader(M2, KEYS),
     write_config=decoders.writer(KEYS),
     weights=decoders.table(
-        {
-            **decoders.ATTENTION,
-            **decoders.NORMS,
-            "attn.q_norm": "self_attn.q_norm",
-            "attn.k_norm": "self_attn.k_norm",
-        },
-        NameRule(f"{_MIXTURE}.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-        NameRule(f"{_MIXTURE}.e_score_correction_bias", f"{decoders.OURS}.ffn.correction"),
-        NameRule(f"{_MIXTURE}.experts.{{e}}.w1.weight", f"{decoders.OURS}.ffn.gate"),
-        NameRule(f"{_MIXTURE}.experts.{{e}}.w2.weight", f"{decoders.OURS}.ffn.down"),
-        NameRule(f"{_MIXTURE}.experts.{{e}}.w3.weight", f"{decoders.OURS}.ffn.up"),
+        {**decoders.ATTENTION, **decoders.NORMS, **decoders.QK_NORMS},
+        NameRule(f"{MIXTURE}.e_score_correction_bias", f"{decoders.OURS}.ffn.correction"),
+        *EXPERTS,
     ),
 )

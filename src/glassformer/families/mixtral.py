@@ -16,7 +16,7 @@ from ..core.config import (
 )
 from . import decoders
 from .decoders import FFN
-from .keys import MOST_HEADS, Key
+from .keys import Key
 from .names import NameRule
 from .recipe import Recipe
 
@@ -30,10 +30,7 @@ def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance
 
 KEYS = decoders.keys(
     Key.only("router_jitter_noise", 0.0, "no router here shakes what it reads"),
-    Key.integer("num_local_experts", f"{FFN}.experts", 8, most=MOST_HEADS),
-    Key.integer("num_experts_per_tok", f"{FFN}.top_k", 2, most=MOST_HEADS),
-    # weighs our own load-balancing loss
-    Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", 0.001),
+    *decoders.expert_keys("num_local_experts", 8, 2),
     decoders.window(),
     context=131_072,
     kv_heads=8,
@@ -43,15 +40,14 @@ KEYS = decoders.keys(
 )
 read_config = decoders.config_reader(mixtral(4096, 32, 32, 14_336, 32_768, 0.001), KEYS)
 write_config = decoders.writer(KEYS)
-_MIXTURE = f"{decoders.THEIRS}.block_sparse_moe"
-
-WEIGHTS = decoders.table(
-    {**decoders.ATTENTION, **decoders.NORMS},
-    NameRule(f"{_MIXTURE}.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-    NameRule(f"{_MIXTURE}.experts.{{e}}.w1.weight", f"{decoders.OURS}.ffn.gate"),
-    NameRule(f"{_MIXTURE}.experts.{{e}}.w2.weight", f"{decoders.OURS}.ffn.down"),
-    NameRule(f"{_MIXTURE}.experts.{{e}}.w3.weight", f"{decoders.OURS}.ffn.up"),
+MIXTURE = f"{decoders.THEIRS}.block_sparse_moe"
+EXPERTS = (
+    NameRule(f"{MIXTURE}.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
+    NameRule(f"{MIXTURE}.experts.{{e}}.w1.weight", f"{decoders.OURS}.ffn.gate"),
+    NameRule(f"{MIXTURE}.experts.{{e}}.w2.weight", f"{decoders.OURS}.ffn.down"),
+    NameRule(f"{MIXTURE}.experts.{{e}}.w3.weight", f"{decoders.OURS}.ffn.up"),
 )
+WEIGHTS = decoders.table({**decoders.ATTENTION, **decoders.NORMS}, *EXPERTS)
 MIXTRAL = Recipe(
     name="mixtral",
     paper="Jiang et al. 2024, Mixtral of Experts (arXiv 2401.04088)",

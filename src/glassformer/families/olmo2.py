@@ -24,10 +24,9 @@ from ..core.config import (
     Window,
     YarnScaling,
 )
-from . import decoders
+from . import decoders, mixtures
 from .decoders import ATTN, FFN
-from .keys import MOST_HEADS, MOST_POSITIONS, Key, read_keys
-from .names import NameRule
+from .keys import MOST_POSITIONS, Key, read_keys
 from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6)
@@ -50,11 +49,7 @@ KEYS = decoders.keys(
 read_config = decoders.config_reader(olmo2(2048, 16, 16, 8192), KEYS)
 write_config = decoders.writer(KEYS)
 
-_NORMED = {
-    **decoders.ATTENTION,
-    "attn.q_norm": "self_attn.q_norm",
-    "attn.k_norm": "self_attn.k_norm",
-}
+_NORMED = {**decoders.ATTENTION, **decoders.QK_NORMS}
 LAYERS = {
     **_NORMED,
     **decoders.GATED,
@@ -168,11 +163,8 @@ def olmoe(dim: int, depth: int, heads: int, experts: MoE) -> Decoder:
 KEYSMOE = decoders.keys(
     Key.only("clip_qkv", None, "queries, keys and values here are not clipped"),
     Key.flag("attention_bias", f"{ATTN}.bias", False),
-    Key.integer("num_experts", f"{FFN}.experts", 64, most=MOST_HEADS),
-    Key.integer("num_experts_per_tok", f"{FFN}.top_k", 8, most=MOST_HEADS),
+    *decoders.expert_keys("num_experts", 64, 8, 0.01),
     Key.flag("norm_topk_prob", f"{FFN}.normalize", False),
-    # weighs our own load-balancing loss
-    Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", 0.01),
     context=4096,
     mlp=f"{FFN}.expert",
     eps=decoders.eps("rms_norm_eps", 1e-5, f"{ATTN}.qk_norm.eps"),
@@ -191,14 +183,6 @@ OLMOE = Recipe(
     read_config=decoders.config_reader(olmoe(2048, 16, 16, _EXPERTS), KEYSMOE),
     write_config=decoders.writer(KEYSMOE),
     weights=decoders.table(
-        {**_NORMED, **decoders.NORMS},
-        NameRule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-        *(
-            NameRule(
-                f"{decoders.THEIRS}.mlp.experts.{{e}}.{layer}_proj.weight",
-                f"{decoders.OURS}.ffn.{layer}",
-            )
-            for layer in ("gate", "up", "down")
-        ),
+        {**_NORMED, **decoders.NORMS, "ffn.router": "mlp.gate"}, *mixtures.EXPERTS
     ),
 )

@@ -21,7 +21,7 @@ from ..core.config import (
 from ..core.config.model import long_scalings
 from . import decoders
 from .decoders import ATTN, FFN
-from .keys import MOST_HEADS, Key, read_keys
+from .keys import Key, read_keys
 from .mixtral import WEIGHTS
 from .recipe import ConfigReader, Recipe
 from .sparse_mixer import SparseMixerMoE
@@ -51,11 +51,8 @@ KEYS = decoders.without(
         Key.only("input_jitter_noise", 0.0, "no router here shakes what it reads"),
         Key.flag("attention_bias", f"{ATTN}.bias", False),
         Key.flag("lm_head_bias", "head.bias", False),
-        Key.integer("num_local_experts", f"{FFN}.experts", 16, most=MOST_HEADS),
-        Key.integer("num_experts_per_tok", f"{FFN}.top_k", 2, most=MOST_HEADS),
+        *decoders.expert_keys("num_local_experts", 16, 2),
         Key.number("router_jitter_noise", f"{FFN}.tolerance", 0.01, most=1e3),
-        # weighs our own load-balancing loss
-        Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", 0.001),
         decoders.window(),
         context=131_072,
         kv_heads=8,

@@ -189,7 +189,7 @@ def write_config2moe(model: Model) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- the pages
 
 _PARTS = {**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}
-_NORMED = {**_PARTS, "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
+_NORMED = {**_PARTS, **decoders.QK_NORMS}
 
 
 def _sizes(experts: int, top_k: int, hidden: int, shared: int) -> MoE:

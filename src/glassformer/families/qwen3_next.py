@@ -114,8 +114,7 @@ def write_config(model: Model) -> dict[str, Any]:
 
 _LAYERS = {
     **{name: file for name, file in decoders.ATTENTION.items() if name != "attn.q"},
-    "attn.q_norm": "self_attn.q_norm",
-    "attn.k_norm": "self_attn.k_norm",
+    **decoders.QK_NORMS,
     "attn.conv": "linear_attn.conv1d",
     "attn.norm": "linear_attn.norm",
     "attn.out_proj": "linear_attn.out_proj",

@@ -37,13 +37,18 @@ TYPES = (Mamba2, Attention, MLP, RoutedMoE)  # of the sublayers of these kinds
 
 
 def nemotron_h(
-    dim: int, attention: Attention, mixer: Mamba2, think: MLP | RoutedMoE, letters: str
+    dim: int,
+    context: int,
+    attention: Attention,
+    mixer: Mamba2,
+    think: MLP | RoutedMoE,
+    letters: str,
 ) -> Decoder:
     """The shape of Nemotron-H: 131,072 tokens; one of ``letters`` for each layer."""
     kinds = {"M": mixer, "*": attention, "-": think, "E": think}
     blocks = _blocks([kinds[letter] for letter in letters])
     stack = Stack(len(blocks), tile(blocks), NoPosition(), last_norm=NORM)
-    return Decoder(dim, 262_144, Embed(131_072), stack, Head(tied=False), decoders.INIT)
+    return Decoder(dim, context, Embed(131_072), stack, Head(tied=False), decoders.INIT)
 
 
 def _blocks(layers: Sequence[Any], norm: Any = NORM) -> list[Block]:
@@ -101,6 +106,7 @@ KEYS = decoders.without(
 )
 _8B = nemotron_h(
     4096,
+    8192,
     Attention(32, 8, 128),
     Mamba2(128, groups=8, least_step=0.001),
     MLP(21_504, "relu2"),
@@ -191,6 +197,7 @@ NEMOTRON_H = Recipe(
         "8b": _8B,
         "nano-9b-v2": nemotron_h(
             4480,
+            131_072,
             Attention(40, 8, 128),
             Mamba2(128, 80, groups=8, least_step=0.001),
             MLP(15_680, "relu2"),
@@ -198,6 +205,7 @@ NEMOTRON_H = Recipe(
         ),
         "3-nano-30b-a3b": nemotron_h(
             2688,
+            262_144,
             Attention(32, 2, 128),
             Mamba2(64, groups=8, least_step=0.001),
             RoutedMoE(

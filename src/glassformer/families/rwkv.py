@@ -79,8 +79,8 @@ def write_config(model: Model) -> dict[str, Any]:
     )
     norms: list[Any] = [stack.block(i).norm for i in range(0, stack.depth, 2)]
     need(
-        all(isinstance(norm, LayerNorm) for norm in (*norms, stack.last_norm)),
-        "The rwkv layout holds only LayerNorm.",
+        bool(norms) and all(isinstance(norm, LayerNorm) for norm in (*norms, stack.last_norm)),
+        "The rwkv layout holds blocks with LayerNorm.",
     )
     ratios = [norm.eps / norms[0].eps for norm in norms] + [stack.last_norm.eps / LAST_EPS]
     return {

@@ -9,6 +9,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...core.errors import need
 from ...core.nn.build import builds
@@ -39,7 +40,7 @@ class ShiftMixer(TracedModule):
         """The mixes of x (B, T, C) for each layer, and the rest of the state, which holds the last token
         now."""
         before, *beside = state.tensors if state is not None and state.tensors else (None,)
-        taps = x.new_tensor([1.0, 0.0]).expand(x.shape[-1], 1, 2)
+        taps = F.pad(x.new_ones(x.shape[-1], 1, 1), (0, 1))  # the token before alone
         previous, last = convolve(x, taps, None, flow, before)
         if state is not None:
             state.tensors = (last,)

@@ -29,8 +29,16 @@ from glassformer.core.nn import makers
 from glassformer.core.training.loss import token_loss
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
-from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
-from glassformer.families.routed import RoutedMoE
+from glassformer.families.mixers import (
+    ChannelMix,
+    GatedAttention,
+    GatedDelta,
+    Mamba2,
+    ShortConv,
+    TimeMix,
+    TunedAttention,
+)
+from glassformer.families.routed import RoutedMoE, ScaledInputMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
 from glassformer.families.sparse_mixer import SparseMixerMoE
 from glassformer.formats import lora
@@ -185,16 +193,20 @@ WHOLE = {
     "few families have it": (
         LatentAttention,
         RoutedMoE,
+        ScaledInputMoE,
         SinkAttention,
         ClampedMoE,
         SparseMixerMoE,
         GatedAttention,
+        TunedAttention,
         GatedExpert,
     ),
     "a step needs all of the state": (
         ShortConv,
         Mamba2,
         GatedDelta,
+        TimeMix,
+        ChannelMix,
         c.Recurrent,
         c.GRU,
         c.LSTM,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Rotary
-from .decoders import decoder, listed, rotary, table, variant, words
+from .decoders import decoder, listed, numbers, read_numbers, rotary, table, variant, words
 from .keys import MOST_HIDDEN, Key, Section, keys
 from .mixers import ShortConv
 from .recipe import ConfigReader, Recipe, Settings
@@ -41,14 +41,12 @@ def _tied(raw: ConfigReader) -> bool:
 
 
 def _convolves(raw: ConfigReader, depth: int) -> list[bool]:
-    attends = raw.value("full_attn_idxs", list(range(depth)))
-    raw.must(isinstance(attends, list), "full_attn_idxs", "a list of blocks' numbers")
+    attends = read_numbers(raw, "full_attn_idxs", range(depth))
     return [i not in attends for i in range(depth)]
 
 
 def _write_kinds(convolves: Sequence[bool]) -> Settings:
-    attends = [i for i, is_conv in enumerate(convolves) if not is_conv]
-    return {**_KINDS.encode(convolves), "full_attn_idxs": attends}
+    return {**_KINDS.encode(convolves), "full_attn_idxs": numbers(convolves, False)}
 
 
 _KINDS = listed("conv", "full_attention", _convolves)

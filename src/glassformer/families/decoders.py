@@ -33,10 +33,11 @@ from .keys import (
     Words,
     key,
     keys,
+    layer_keys,
     read_keys,
     write_keys,
 )
-from .names import NameRule, Names, Table, rules
+from .names import NameRule, Names, Table, rules, under
 from .recipe import ConfigReader, Settings, tile
 
 INIT = Init(0.02, 0.02, "plain")
@@ -333,18 +334,20 @@ def counted(word: str, choice: Choice) -> Choice:
 def variant(
     slot: str,
     template: Any,
-    entries: Sequence[Key],
     choice: Choice,
     make: Callable[[ConfigReader, Any], Any] = lambda raw, usual: None,
     missing: str = "",
     absent: Settings | None = None,
+    **places: str | Key,
 ) -> Section:
     """Blocks with another layer in a ``slot`` than the first block has, where ``choice`` says so.
 
-    ``entries`` are the words of that layer, the template's places; ``make`` has what the slot holds
-    otherwise, and makes the template. ``missing`` refuses a model without such a block;
+    ``places`` are the words of that layer, as ``layer_keys`` has them; ``make`` has what the slot
+    holds otherwise, and makes the template. ``missing`` refuses a model without such a block;
     ``absent`` are its words of that layer, where those are not the template's.
     """
+
+    entries = layer_keys(template, places)
 
     def decode(raw: ConfigReader, model: Any) -> Any:
         usual = getattr(first_block(model), slot)
@@ -540,8 +543,10 @@ ATTENTION = {
     "attn.out": "self_attn.o_proj",
 }
 QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
-GATED = {"ffn.gate": "mlp.gate_proj", "ffn.up": "mlp.up_proj", "ffn.down": "mlp.down_proj"}
+PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+GATED = under("mlp", PROJECTIONS, "ffn.")
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+GATE_UP = (f"{OURS}.ffn.gate", f"{OURS}.ffn.up")
 OUTPUT_NORMS = {
     "attn_norm": "post_attention_layernorm",
     "ffn_norm": "post_feedforward_layernorm",
@@ -559,9 +564,7 @@ EXPERTS = {
     **experts("mlp.experts.{e}.{}_proj.weight", "gate", "up", "down"),
 }
 SHARED_EXPERT = {
-    "ffn.shared.gate": "mlp.shared_expert.gate_proj",
-    "ffn.shared.up": "mlp.shared_expert.up_proj",
-    "ffn.shared.down": "mlp.shared_expert.down_proj",
+    **under("mlp.shared_expert", PROJECTIONS, "ffn.shared."),
     "ffn.shared.share": "mlp.shared_expert_gate",
 }
 # follows from the config

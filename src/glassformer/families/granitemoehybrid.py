@@ -19,6 +19,7 @@ from ..core.config import (
 from . import granite, mamba2
 from .decoders import (
     ATTENTION,
+    GATE_UP,
     NORMS,
     OURS,
     THEIRS,
@@ -31,7 +32,7 @@ from .decoders import (
     variant,
     words,
 )
-from .keys import MOST_HEADS, Key, keys
+from .keys import MOST_HEADS, Key
 from .mixers import Mamba2
 from .names import NameRule, under
 from .recipe import ConfigReader, Recipe
@@ -98,33 +99,29 @@ WORDS = words(
     ),
     variant(
         "attention",
-        Mamba2(128),
-        keys(
-            mamba_n_heads=(128, "state_heads"),
-            mamba_d_head=Key("mamba_d_head", "head_dim", _head_dim),
-            mamba_d_state=(256, "state"),
-            mamba_n_groups=(1, "groups"),
-            mamba_d_conv=(4, "kernel"),
-            mamba_proj_bias=(False, "bias"),
-            mamba_conv_bias=(True, "conv_bias"),
-            rms_norm_eps=(1e-6, "eps"),
-        ),
+        Mamba2(128, state=256, eps=1e-6),
         listed("linear_attention", "full_attention", lambda raw, depth: [True] * depth),
         absent={"mamba_n_heads": 1},
+        mamba_n_heads="state_heads",
+        mamba_d_head=Key("mamba_d_head", "head_dim", _head_dim),
+        mamba_d_state="state",
+        mamba_n_groups="groups",
+        mamba_d_conv="kernel",
+        mamba_proj_bias="bias",
+        mamba_conv_bias="conv_bias",
+        rms_norm_eps="eps",
     ),
     mamba2.expansion("mamba_expand"),
     variant(
         "feedforward",
         MIXTURE,
-        keys(
-            num_local_experts=(8, "experts"),
-            num_experts_per_tok=(2, "top_k"),
-            intermediate_size=(11_008, "expert.hidden"),
-            shared_intermediate_size=(1024, "shared.hidden"),
-            router_aux_loss_coef=(0.001, "balance_loss"),
-        ),
         counted("num_local_experts", Choice(lambda raw, depth: [True] * depth)),
         absent={"num_local_experts": 0},
+        num_local_experts="experts",
+        num_experts_per_tok="top_k",
+        intermediate_size="expert.hidden",
+        shared_intermediate_size="shared.hidden",
+        router_aux_loss_coef="balance_loss",
     ),
     max_position_embeddings=2048,
     shared_intermediate_size=(1024, "feedforward.hidden"),
@@ -159,7 +156,7 @@ GRANITEMOEHYBRID = Recipe(
             *SHARED,
             NameRule(
                 f"{THEIRS}.block_sparse_moe.input_linear.weight",
-                (f"{_FFN}.gate", f"{_FFN}.up"),
+                GATE_UP,
                 axes="e (2 d) c -> (2 e) d c",
             ),
         ),

@@ -8,7 +8,7 @@ plain feed-forward stands below ``feedforward`` too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,6 +155,19 @@ def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:
         for name, value in words.items()
     )
     return (*map(key, needed.split()), *entries)
+
+
+def layer_keys(template: Any, places: Mapping[str, str | Key]) -> tuple[Key, ...]:
+    """The keys of a layer's words by their places in it; their defaults are the template's."""
+    tree = serial.to_dict(template)
+
+    def entry(word: str, place: str) -> Key:
+        usual = _walk(tree, place.split()[0].split("."))
+        return key(word, usual and usual[1], place)
+
+    return tuple(
+        place if isinstance(place, Key) else entry(word, place) for word, place in places.items()
+    )
 
 
 @dataclass(frozen=True)

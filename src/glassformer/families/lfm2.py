@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Rotary
 from .decoders import decoder, listed, numbers, read_numbers, rotary, table, variant, words
-from .keys import MOST_HIDDEN, Key, Section, keys
+from .keys import MOST_HIDDEN, Key, Section
 from .mixers import ShortConv
 from .recipe import ConfigReader, Recipe, Settings
 
@@ -59,8 +59,9 @@ WORDS = words(
     variant(
         "attention",
         ShortConv(),
-        keys(conv_L_cache=(3, "kernel"), conv_bias=(False, "bias")),
         replace(_KINDS, encode=_write_kinds),
+        conv_L_cache="kernel",
+        conv_bias="bias",
     ),
     without="hidden_act intermediate_size tie_word_embeddings",
     max_position_embeddings=128_000,

@@ -21,8 +21,10 @@ from ..core.config import (
 )
 from .decoders import (
     ATTENTION,
+    GATE_UP,
     NORMS,
     OURS,
+    PROJECTIONS,
     THEIRS,
     Choice,
     blocks_of,
@@ -40,7 +42,7 @@ from .decoders import (
     with_blocks,
     words,
 )
-from .keys import Section, keys, read_keys, write_keys
+from .keys import Section, layer_keys, read_keys, write_keys
 from .mixers import TunedAttention
 from .mixtral import STILL_ROUTER
 from .names import NameRule, under
@@ -59,7 +61,8 @@ MIXTURE = ScaledInputMoE(
     normalize=False,
     balance_loss=0.001,
 )
-TUNING = keys(floor_scale=(8192, "length"), attn_scale=(0.1, "strength"))
+TUNED = TunedAttention(1)
+TUNING = layer_keys(TUNED, {"floor_scale": "length", "attn_scale": "strength"})
 
 
 def llama4(
@@ -113,7 +116,7 @@ def _write_attention(model: Model) -> Settings:
     masks = [getattr(block.attention, "mask", None) for block in blocks]
     sizes = [mask.size for mask in masks if isinstance(mask, Chunk)]
     return {
-        **write_keys(first_layer(model, TunedAttention(1)), TUNING),
+        **write_keys(first_layer(model, TUNED), TUNING),
         "attn_temperature_tuning": any(isinstance(b.attention, TunedAttention) for b in blocks),
         "use_qk_norm": any(getattr(block.attention, "qk_norm", None) for block in blocks),
         "attention_chunk_size": [*sizes, 8192][0],
@@ -136,14 +139,12 @@ WORDS = words(
     variant(
         "feedforward",
         MIXTURE,
-        keys(
-            num_local_experts=(16, "experts"),
-            num_experts_per_tok=(1, "top_k"),
-            intermediate_size=(8192, "expert.hidden shared.hidden"),
-            router_aux_loss_coef=(0.001, "balance_loss"),
-        ),
         Choice(_mixtures, lambda chosen: {"moe_layers": numbers(chosen)}),
         lambda raw, mlp: replace(MIXTURE, expert=mlp, shared=mlp),
+        num_local_experts="experts",
+        num_experts_per_tok="top_k",
+        intermediate_size="expert.hidden shared.hidden",
+        router_aux_loss_coef="balance_loss",
     ),
     max_position_embeddings=131_072,
     num_key_value_heads=8,
@@ -153,8 +154,7 @@ WORDS = words(
     intermediate_size_mlp=(16_384, "feedforward.hidden"),
 )
 
-_EXPERTS, _FFN = f"{THEIRS}.feed_forward.experts", f"{OURS}.ffn"
-_GATED = {layer: f"{layer}_proj" for layer in ("gate", "up", "down")}
+_EXPERTS = f"{THEIRS}.feed_forward.experts"
 LLAMA4 = Recipe(
     name="llama4",
     paper="Meta 2025, The Llama 4 herd",
@@ -176,15 +176,15 @@ LLAMA4 = Recipe(
         ATTENTION,
         NORMS,
         {"ffn.router": "feed_forward.router"},
-        under("feed_forward", _GATED, "ffn"),
-        under("feed_forward.shared_expert", _GATED, "ffn.shared"),
+        under("feed_forward", PROJECTIONS, "ffn."),
+        under("feed_forward.shared_expert", PROJECTIONS, "ffn.shared."),
         more=(
             NameRule(
                 f"{_EXPERTS}.gate_up_proj",
-                (f"{_FFN}.gate", f"{_FFN}.up"),
+                GATE_UP,
                 axes="e c (2 d) -> (2 e) d c",
             ),
-            NameRule(f"{_EXPERTS}.down_proj", f"{_FFN}.down", transpose=True),
+            NameRule(f"{_EXPERTS}.down_proj", f"{OURS}.ffn.down", transpose=True),
         ),
     ),
 )

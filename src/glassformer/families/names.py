@@ -67,19 +67,23 @@ def rules(layers: Names, transpose: bool = False) -> tuple[NameRule, ...]:
     )
 
 
-def under(file_name: str, names: Names, place: str = "attn") -> dict[str, str]:
-    """The names of a layer's parameters, ours below ``place`` and theirs below ``file_name``."""
-    return {f"{place}.{ours}": f"{file_name}.{theirs}" for ours, theirs in names.items()}
+def under(file_name: str, names: Names, place: str = "attn.") -> dict[str, str]:
+    """The names of a layer's parameters, ours after ``place`` and theirs below ``file_name``."""
+    return {f"{place}{ours}": f"{file_name}.{theirs}" for ours, theirs in names.items()}
 
 
 def placed(layer_rules: Sequence[NameRule], places: Iterable[str]) -> tuple[NameRule, ...]:
-    """The rules of a layer {i} for each layer of the files and its place among our blocks."""
-    return tuple(
+    """The rules with those of a layer {i} for each layer of the files and its place among our
+    blocks."""
+    inner = [rule for rule in layer_rules if "{i}" in rule.file_name]
+    outer = [rule for rule in layer_rules if rule not in inner]
+    layers = (
         replace(
             rule,
             file_name=rule.file_name.replace("{i}", str(number)),
             param_names=str(rule.param_names).replace("{i}", place),
         )
         for number, place in enumerate(places)
-        for rule in layer_rules
+        for rule in inner
     )
+    return (*outer, *layers)

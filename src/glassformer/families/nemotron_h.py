@@ -23,10 +23,10 @@ from .decoders import (
     with_blocks,
     words,
 )
-from .keys import Section, keys, only, read_keys, write_keys
+from .keys import Section, keys, layer_keys, only, read_keys, write_keys
 from .mamba2 import HEAD_DIM, LAYERS, TABLES, UNLIMITED
 from .mixers import Mamba2
-from .names import NameRule, Table, placed, rules
+from .names import NameRule, Table, placed, under
 from .recipe import MISSING, ConfigReader, Recipe, Settings, tile
 from .routed import RoutedMoE
 
@@ -75,43 +75,50 @@ def _layers(model: Model) -> list[tuple[str, Any]]:
     ]
 
 
-_8B = nemotron_h(
-    4096,
-    8192,
-    Attention(32, 8, 128),
-    Mamba2(128, groups=8, least_step=0.001),
-    MLP(21_504, "relu2"),
-    "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
-)
-
-
-MIXER = keys(
-    mamba_num_heads=(128, "state_heads"),
-    mamba_head_dim=(64, "head_dim"),
-    ssm_state_size=(128, "state"),
-    n_groups=(8, "groups"),
-    conv_kernel=(4, "kernel"),
-    use_bias=(False, "bias"),
-    use_conv_bias=(True, "conv_bias"),
-    layer_norm_epsilon=(1e-5, "eps"),
-    time_step_min=(0.001, "least_step"),
+USUAL = Mamba2(128, groups=8, least_step=0.001)
+MIXTURE = RoutedMoE(8, 2, MLP(7688, "relu2"), shared=MLP(7688, "relu2"))
+MIXER = layer_keys(
+    USUAL,
+    {
+        "mamba_num_heads": "state_heads",
+        "mamba_head_dim": "head_dim",
+        "ssm_state_size": "state",
+        "n_groups": "groups",
+        "conv_kernel": "kernel",
+        "use_bias": "bias",
+        "use_conv_bias": "conv_bias",
+        "layer_norm_epsilon": "eps",
+        "time_step_min": "least_step",
+    },
 )
 THINK = keys(
     intermediate_size=(MISSING, "hidden"),
     mlp_hidden_act=("relu2", "act"),
     mlp_bias=(False, "bias"),
 )
-EXPERTS = keys(
-    n_routed_experts=(8, "experts"),
-    num_experts_per_tok=(2, "top_k"),
-    moe_intermediate_size=(7688, "expert.hidden"),
-    moe_shared_expert_intermediate_size=(7688, "shared.hidden"),
-    norm_topk_prob=(True, "normalize"),
-    routed_scaling_factor=(1.0, "scale"),
-    n_group=(1, "groups"),
-    topk_group=(1, "top_groups"),
+EXPERTS = layer_keys(
+    MIXTURE,
+    {
+        "n_routed_experts": "experts",
+        "num_experts_per_tok": "top_k",
+        "moe_intermediate_size": "expert.hidden",
+        "moe_shared_expert_intermediate_size": "shared.hidden",
+        "norm_topk_prob": "normalize",
+        "routed_scaling_factor": "scale",
+        "n_group": "groups",
+        "topk_group": "top_groups",
+    },
 )
-MIXTURE = RoutedMoE(8, 2, MLP(7688, "relu2"), shared=MLP(7688, "relu2"))
+
+
+_8B = nemotron_h(
+    4096,
+    8192,
+    Attention(32, 8, 128),
+    USUAL,
+    MLP(21_504, "relu2"),
+    "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+)
 
 
 def _read_layers(raw: ConfigReader, model: Any) -> Any:
@@ -122,7 +129,7 @@ def _read_layers(raw: ConfigReader, model: Any) -> Any:
     raw.must(isinstance(listed, list), "layers_block_type", "a list of layers' kinds")
     kinds = read_kinds(raw, KINDS, listed, "layers_block_type")
     block, think = first_block(model), read_keys(raw, MLP(1), THINK)
-    mixer, attention = read_keys(raw, Mamba2(128), MIXER), block.attention
+    mixer, attention = read_keys(raw, USUAL, MIXER), block.attention
     sublayers = {"linear_attention": mixer, "full_attention": attention, "mlp": think}
     if "moe" in kinds:
         mixture = replace(MIXTURE, expert=replace(think, bias=False), shared=think)
@@ -140,13 +147,13 @@ def _write_layers(model: Model) -> Settings:
     return {
         **write_keys(mixture, EXPERTS),
         **write_keys(first_layer(model, mixture.shared, "feedforward"), THINK),
-        **write_keys(first_layer(model, Mamba2(128)), MIXER),
+        **write_keys(first_layer(model, USUAL), MIXER),
         "layers_block_type": [KINDS[TYPES.index(type(layer))] for layer in layers],
     }
 
 
 WORDS = words(
-    nemotron_h(4096, 8192, Attention(32, 8, 128), Mamba2(128), MLP(1), "*"),
+    nemotron_h(4096, 8192, Attention(32, 8, 128), USUAL, MLP(1), "*"),
     only("attention_bias", False, "queries, keys and values have no biases"),
     only("sliding_window", None, "attention sees everything"),
     only("hidden_dropout", 0.0, "nothing is dropped"),
@@ -166,7 +173,6 @@ WORDS = words(
     layer_norm_epsilon=1e-5,
 )
 
-_FILE, _MIXER = "backbone.layers.{i}", "backbone.layers.{i}.mixer"
 _LINEAR = {
     "q": "q_proj",
     "k": "k_proj",
@@ -184,20 +190,21 @@ _ALONE = {
     "up": "experts.{e}.up_proj.weight",
     "down": "experts.{e}.down_proj.weight",
 }
-LAYER = (
-    NameRule(f"{_FILE}.norm.weight", f"{OURS}_norm.weight"),
-    *rules({f"{_MIXER}.{file}": f"{OURS}.{ours}" for ours, file in {**_LINEAR, **LAYERS}.items()}),
-    *(NameRule(f"{_MIXER}.{file}", f"{OURS}.{ours}") for ours, file in _ALONE.items()),
-)
-OUTER = table(
-    token="backbone.embeddings", last_norm="backbone.norm_f", prefix="backbone.", ignore=()
+TABLE = table(
+    under("mixer", {**_LINEAR, **LAYERS}, ""),
+    tables=under("mixer", _ALONE, ""),
+    more=(NameRule("backbone.layers.{i}.norm.weight", f"{OURS}_norm.weight"),),
+    layer="backbone.layers.{i}",
+    token="backbone.embeddings",
+    last_norm="backbone.norm_f",
+    prefix="backbone.",
+    ignore=(),
 )
 
 
 def weights(model: Model) -> Table:
     """The names of its weights, layer by layer."""
-    places = [place for place, _ in _layers(model)]
-    return replace(OUTER, rules=(*OUTER.rules, *placed(LAYER, places)))
+    return replace(TABLE, rules=placed(TABLE.rules, [place for place, _ in _layers(model)]))
 
 
 NEMOTRON_H = Recipe(
@@ -210,7 +217,7 @@ NEMOTRON_H = Recipe(
             4480,
             131_072,
             Attention(40, 8, 128),
-            Mamba2(128, 80, groups=8, least_step=0.001),
+            replace(USUAL, head_dim=80),
             MLP(15_680, "relu2"),
             "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
         ),
@@ -218,7 +225,7 @@ NEMOTRON_H = Recipe(
             2688,
             262_144,
             Attention(32, 2, 128),
-            Mamba2(64, groups=8, least_step=0.001),
+            replace(USUAL, state_heads=64),
             RoutedMoE(
                 128, 6, MLP(1856, "relu2"), shared=MLP(3712, "relu2"), normalize=True, scale=2.5
             ),

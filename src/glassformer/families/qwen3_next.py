@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..core.config import Block, Decoder, GatedMLP, Head, Model, MoE, RMSNorm, Rotary
+from . import qwen
 from .decoders import (
     ATTENTION,
     EXPERTS,
@@ -29,7 +30,7 @@ from .decoders import (
     words,
 )
 from .gated_expert import GatedExpert
-from .keys import Key, Section, Words, keys
+from .keys import Key, Section, Words
 from .mamba2 import LAYERS, SILU
 from .mixers import GatedAttention, GatedDelta
 from .names import NameRule, Names, Table, under
@@ -70,29 +71,21 @@ def _linear(raw: ConfigReader, depth: int) -> list[bool]:
 DELTAS = variant(
     "attention",
     _DELTA,
-    keys(
-        linear_num_key_heads=(16, "key_heads"),
-        linear_num_value_heads=(32, "value_heads"),
-        linear_key_head_dim=(128, "key_dim"),
-        linear_value_head_dim=(128, "value_dim"),
-        linear_conv_kernel_dim=(4, "kernel"),
-    ),
     listed("linear_attention", "full_attention", _linear),
-    lambda raw, usual: replace(_DELTA, eps=raw.number("rms_norm_eps", 1e-6, most=1.0)),
+    linear_num_key_heads="key_heads",
+    linear_num_value_heads="value_heads",
+    linear_key_head_dim="key_dim",
+    linear_value_head_dim="value_dim",
+    linear_conv_kernel_dim="kernel",
+    rms_norm_eps="eps",
 )
 MIXTURES = variant(
     "feedforward",
     _MIXTURE,
-    keys(
-        moe_intermediate_size=(512, "expert.hidden"),
-        shared_expert_intermediate_size=(512, "shared.hidden"),
-        num_experts=(512, "experts"),
-        num_experts_per_tok=(10, "top_k"),
-        norm_topk_prob=(True, "normalize"),
-        router_aux_loss_coef=(0.001, "balance_loss"),
-    ),
     counted("num_experts", SPARSE),
     absent={"num_experts": 0},
+    shared_expert_intermediate_size="shared.hidden",
+    **qwen.MIXTURE,
 )
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..core.config import Block, Decoder, LayerNorm, Model, NoPosition
 from ..core.errors import need
-from .decoders import OURS, blocks_of, decoder, first_layer, stack, table
+from .decoders import NO_NAMES, OURS, blocks_of, decoder, first_layer, stack, table
 from .keys import MOST_BLOCKS, MOST_HIDDEN, Section, Words, keys
 from .mixers import ChannelMix, TimeMix
-from .names import NameRule, Table, placed, rules
+from .names import NameRule, Names, Table, placed, under
 from .recipe import ConfigReader, Recipe, Settings, tile
 
 LAST_EPS = 1e-5  # of the last norm, whatever a file says
@@ -80,47 +80,50 @@ WORDS = Words(
 )
 
 _FILE = "rwkv.blocks.{i}"
-_NAMES = {
-    "attention": {"key": "k", "value": "v", "receptance": "r", "output": "out_proj"},
-    "feed_forward": {"key": "up", "value": "down", "receptance": "r"},
-}
-_VECTORS = {"time_mix_key": "mix_k", "time_mix_value": "mix_v", "time_mix_receptance": "mix_r"}
 
 
-def _layer(name: str, norm: str) -> tuple[NameRule, ...]:
-    """The rules of one of a file's two layers in a block."""
-    layer, mixer = f"{_FILE}.{name}", f"{OURS}.attn"
-    layers = {f"{layer}.{file}": f"{mixer}.{param}" for file, param in _NAMES[name].items()}
-    return (
-        *rules({f"{_FILE}.{norm}": f"{OURS}.attn_norm", **layers}),
-        *(
-            NameRule(f"{layer}.{file}", f"{mixer}.{param}", axes="1 h c -> (1 h c)")
-            for file, param in _VECTORS.items()
-        ),
-        NameRule(f"{layer}.time_decay", f"{mixer}.decay"),
-        NameRule(f"{layer}.time_first", f"{mixer}.bonus"),
+def _table(layer: str, norm: str, layers: Names, tables: Names = NO_NAMES) -> Table:
+    """The table of one of a file's two layers in a block."""
+    mixes = (
+        NameRule(
+            f"{_FILE}.{layer}.time_mix_{word}",
+            f"{OURS}.attn.mix_{word[0]}",
+            axes="1 h c -> (1 h c)",
+        )
+        for word in ("key", "value", "receptance")
+    )
+    return table(
+        {"attn_norm": norm},
+        under(layer, layers),
+        tables=under(layer, tables),
+        more=tuple(mixes),
+        layer=_FILE,
+        token="rwkv.embeddings",
+        last_norm="rwkv.ln_out",
+        outside={"rwkv.blocks.0.pre_ln": "decoder.first_norm"},
+        head="head",
+        prefix="rwkv.",
+        ignore=(),
     )
 
 
-OUTER = table(
-    token="rwkv.embeddings",
-    last_norm="rwkv.ln_out",
-    outside={"rwkv.blocks.0.pre_ln": "decoder.first_norm"},
-    head="head",
-    prefix="rwkv.",
-    ignore=(),
+TIME = _table(
+    "attention",
+    "ln1",
+    {"k": "key", "v": "value", "r": "receptance", "out_proj": "output"},
+    {"decay": "time_decay", "bonus": "time_first"},
 )
+CHANNEL = _table("feed_forward", "ln2", {"up": "key", "down": "value", "r": "receptance"})
 
 
 def weights(model: Model) -> Table:
     """The names of its weights: a file's layer is two blocks here."""
-    layers = (_layer("attention", "ln1"), _layer("feed_forward", "ln2"))
-    inner = [
+    rules = (
         rule
-        for at, layer in enumerate(layers)
-        for rule in placed(layer, map(str, range(at, stack(model).depth, 2)))
-    ]
-    return replace(OUTER, rules=(*OUTER.rules, *inner))
+        for first, layer in enumerate((TIME, CHANNEL))
+        for rule in placed(layer.rules, map(str, range(first, stack(model).depth, 2)))
+    )
+    return replace(TIME, rules=tuple(dict.fromkeys(rules)))
 
 
 RWKV = Recipe(

@@ -347,7 +347,7 @@ def variant(
     ``absent`` are its words of that layer, where those are not the template's.
     """
 
-    entries = layer_keys(template, places)
+    entries = layer_keys(template, **places)
 
     def decode(raw: ConfigReader, model: Any) -> Any:
         usual = getattr(first_block(model), slot)

@@ -8,7 +8,7 @@ plain feed-forward stands below ``feedforward`` too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,7 +157,7 @@ def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:
     return (*map(key, needed.split()), *entries)
 
 
-def layer_keys(template: Any, places: Mapping[str, str | Key]) -> tuple[Key, ...]:
+def layer_keys(template: Any, **places: str | Key) -> tuple[Key, ...]:
     """The keys of a layer's words by their places in it; their defaults are the template's."""
     tree = serial.to_dict(template)
 

@@ -62,7 +62,7 @@ MIXTURE = ScaledInputMoE(
     balance_loss=0.001,
 )
 TUNED = TunedAttention(1)
-TUNING = layer_keys(TUNED, {"floor_scale": "length", "attn_scale": "strength"})
+TUNING = layer_keys(TUNED, floor_scale="length", attn_scale="strength")
 
 
 def llama4(
@@ -96,8 +96,8 @@ def _read_attention(raw: ConfigReader, model: Decoder) -> Decoder:
     turning = turning if raw.flag("use_qk_norm", True) else still
     if raw.value("attn_temperature_tuning", True):
         still = read_keys(raw, TunedAttention(**vars(still)), TUNING)
-    chunk = Chunk(window_of(raw, 8192, "attention_chunk_size"))
-    masks = [chunk if kind == KINDS[0] else Full() for kind in kinds]
+    size = window_of(raw, 8192, "attention_chunk_size")
+    masks = [Chunk(size) if kind == KINDS[0] else Full() for kind in kinds]
     return with_blocks(
         model,
         [

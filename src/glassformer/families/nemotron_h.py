@@ -79,17 +79,15 @@ USUAL = Mamba2(128, groups=8, least_step=0.001)
 MIXTURE = RoutedMoE(8, 2, MLP(7688, "relu2"), shared=MLP(7688, "relu2"))
 MIXER = layer_keys(
     USUAL,
-    {
-        "mamba_num_heads": "state_heads",
-        "mamba_head_dim": "head_dim",
-        "ssm_state_size": "state",
-        "n_groups": "groups",
-        "conv_kernel": "kernel",
-        "use_bias": "bias",
-        "use_conv_bias": "conv_bias",
-        "layer_norm_epsilon": "eps",
-        "time_step_min": "least_step",
-    },
+    mamba_num_heads="state_heads",
+    mamba_head_dim="head_dim",
+    ssm_state_size="state",
+    n_groups="groups",
+    conv_kernel="kernel",
+    use_bias="bias",
+    use_conv_bias="conv_bias",
+    layer_norm_epsilon="eps",
+    time_step_min="least_step",
 )
 THINK = keys(
     intermediate_size=(MISSING, "hidden"),
@@ -98,16 +96,14 @@ THINK = keys(
 )
 EXPERTS = layer_keys(
     MIXTURE,
-    {
-        "n_routed_experts": "experts",
-        "num_experts_per_tok": "top_k",
-        "moe_intermediate_size": "expert.hidden",
-        "moe_shared_expert_intermediate_size": "shared.hidden",
-        "norm_topk_prob": "normalize",
-        "routed_scaling_factor": "scale",
-        "n_group": "groups",
-        "topk_group": "top_groups",
-    },
+    n_routed_experts="experts",
+    num_experts_per_tok="top_k",
+    moe_intermediate_size="expert.hidden",
+    moe_shared_expert_intermediate_size="shared.hidden",
+    norm_topk_prob="normalize",
+    routed_scaling_factor="scale",
+    n_group="groups",
+    topk_group="top_groups",
 )
 
 
@@ -145,7 +141,7 @@ def _write_layers(model: Model) -> Settings:
     )
     mixture = first_layer(model, MIXTURE, "feedforward")
     return {
-        **write_keys(mixture, EXPERTS),
+        **(write_keys(mixture, EXPERTS) if mixture in layers else {}),
         **write_keys(first_layer(model, mixture.shared, "feedforward"), THINK),
         **write_keys(first_layer(model, USUAL), MIXER),
         "layers_block_type": [KINDS[TYPES.index(type(layer))] for layer in layers],

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 TOLERANCE = 1e-5
-LEAST = 63
+LEAST = 68
 """How many of the types open: the tests hold the pages and the recipes to it."""
 TYPES = {
     "encoders": "bert electra xlm-roberta roberta camembert distilbert mpnet deberta-v2 deberta "
@@ -37,6 +37,7 @@ TYPES = {
     "granitemoehybrid lfm2 mamba2 rwkv gemma3n_text gemma4_text deepseek_v4",
     "encoder-decoders": "t5 marian bart mbart m2m_100 pegasus mt5 umt5 led",
 }
+UNMASKED = {"rwkv"}  # transformers reads its padding as text: each row is compared alone
 OUTSIDE = {"new", "jina_embeddings_v3", "minicpm"}  # transformers has no code of theirs
 
 
@@ -94,6 +95,8 @@ def compare(name: str) -> float:
 def logits(model: Any, ids: Any, present: Any) -> Any:
     """Logits (states where there is no head) of ours or theirs; a pair reads the first ids and writes
     others."""
+    import torch
+
     from glassformer import config
 
     target = ids.flip(1)[:, :7]
@@ -104,6 +107,12 @@ def logits(model: Any, ids: Any, present: Any) -> Any:
     if isinstance(cfg, config.Decoder | config.Encoder):
         out = model(ids, pos=pos.masked_fill(present == 0, -1))
         return out.hidden if out.logits is None else out.logits
+    if cfg.model_type in UNMASKED and not present.all():
+        rows = [row[here == 1][None] for row, here in zip(ids, present, strict=True)]
+        lines = torch.cat([logits(model, row, torch.ones_like(row)) for row in rows], 1)[0]
+        return lines.new_zeros(*ids.shape, lines.shape[-1]).masked_scatter(
+            present[..., None] == 1, lines
+        )
     inputs = {"input_ids": ids, "attention_mask": present}
     if cfg.is_encoder_decoder:
         inputs["decoder_input_ids"] = target

@@ -20,8 +20,16 @@ from glassformer.families.mechanisms import (
     MaskedEmbed,
     StoredRotary,
 )
-from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
-from glassformer.families.routed import RoutedMoE
+from glassformer.families.mixers import (
+    ChannelMix,
+    GatedAttention,
+    GatedDelta,
+    Mamba2,
+    ShortConv,
+    TimeMix,
+    TunedAttention,
+)
+from glassformer.families.routed import RoutedMoE, ScaledInputMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
 from glassformer.families.sparse_mixer import SparseMixerMoE
 
@@ -272,7 +280,7 @@ DECODERS = {
     "lfm2": decoder(
         block(ShortConv()), block(c.Attention(4, 2, qk_norm=c.RMSNorm())), position=c.Rotary()
     ),
-    "mamba2": decoder(c.Block(Mamba2(6, 16, 8, 2), None)),
+    "mamba2": decoder(c.Block(Mamba2(6, 16, 8, 2, least_step=0.02), None)),
     "qwen3_next": decoder(
         block(GatedDelta(2, 4, 16, 16, eps=0.05)),
         block(
@@ -296,6 +304,19 @@ DECODERS = {
             LatentAttention(4, kv_rank=12, **LATENT),
             RoutedMoE(4, 2, c.GatedMLP(16), score="softmax", correction=False, normalize=False),
         ),
+    ),
+    "llama4": decoder(
+        block(
+            c.Attention(4, 2, qk_norm=c.RMSNorm(gain=False)),
+            ScaledInputMoE(
+                4, 1, c.GatedMLP(16), shared=c.GatedMLP(24), correction=False, normalize=False
+            ),
+        ),
+        block(TunedAttention(4, 2, length=5, strength=0.6), position=c.NoPosition()),
+        position=c.Rotary(interleaved=True),
+    ),
+    "rwkv": decoder(
+        c.Block(TimeMix(24), None, c.LayerNorm()), c.Block(ChannelMix(48), None, c.LayerNorm())
     ),
     "pooled": replace(decoder(LLAMA), pool=c.Pool("attention", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
@@ -338,7 +359,12 @@ SINKS = {
     "led": led(),
 }
 """Attention of few families: no ring, kernel, linearised pass or browser computes it."""
-STATES = {"lfm2", "mamba2", "qwen3_next"}  # decoders whose mixers keep a state beside attention
+STATES = {
+    "lfm2",
+    "mamba2",
+    "qwen3_next",
+    "rwkv",
+}  # decoders whose mixers keep a state beside attention
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that keep a state
 
 

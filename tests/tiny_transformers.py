@@ -12,7 +12,7 @@ TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-
 SIZES = TABLES["sizes"]
 VOCAB = SIZES["vocab_size"]
 LM_HEAD = ("GPT2", "OpenAIGPT", "CTRL", "Bert")
-OF_TEXT = ("Gemma3", "Gemma3n", "Llama4")
+OF_TEXT = ("Gemma3", "Gemma3n", "Llama4", "Qwen3_5")
 
 
 def names():

@@ -182,8 +182,8 @@ WOULD_CRASH = {  # or hang, or give NaN
     "factor 0": (lambda: c.LinearScaling(0.0), r"LinearScaling\.factor is 0\.0"),
     "Llama's factor": (lambda: c.Llama3Scaling(-8.0), r"Llama3Scaling\.factor is -8\.0"),
     "Llama's ends": (
-        lambda: c.Llama3Scaling(low_freq_factor=4.0),
-        r"low_freq_factor is 4\.0; give less than high",
+        lambda: c.Llama3Scaling(low_freq_factor=4.5),
+        r"low_freq_factor is 4\.5; give at most high",
     ),
     "scale of scores": (lambda: c.Attention(4, scale=0.0), r"Attention\.scale is 0\.0"),
     "scale of embeddings": (lambda: c.Embed(50, -2.0), r"Embed\.scale is -2\.0"),

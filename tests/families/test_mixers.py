@@ -15,9 +15,10 @@ from glassformer.core.nn import Cache, build_model
 from glassformer.core.nn.flow import Flow
 from glassformer.core.nn.layers import GatedMLP
 from glassformer.families.gated_expert import GatedExpert
-from glassformer.families.mixers import GatedDelta, Mamba2, ShortConv
+from glassformer.families.mixers import ChannelMix, GatedDelta, Mamba2, ShortConv, TimeMix
 from glassformer.families.modules.delta import GatedDeltaModule
 from glassformer.families.modules.gated_expert import GatedExpertModule
+from glassformer.families.modules.rwkv import ChannelMixModule, TimeMixModule, forgetting_mean
 from glassformer.families.modules.scan import CausalConv, scan
 from glassformer.families.modules.short_conv import ShortConvModule
 from glassformer.families.modules.ssm import Mamba2Module
@@ -30,6 +31,8 @@ MODULES = {
     ShortConv(4, True): ShortConvModule,
     Mamba2(6, 16, 8, 2): Mamba2Module,
     GatedDelta(2, 4, 8, 6): GatedDeltaModule,
+    TimeMix(24): TimeMixModule,
+    ChannelMix(48): ChannelMixModule,
 }
 MIXERS = [*MODULES]
 
@@ -73,6 +76,32 @@ def test_a_scan_is_its_rule(learns):
             output, state = scan(*piece, Flow(pos, False), state, rate)
             pieces.append(output)
         assert_close(torch.cat(pieces, 2) * real, expected * real, rtol=0, atol=1e-11)
+
+
+def test_a_forgetting_mean_is_its_rule():
+    """In whole, and in pieces of any length; keys so large that their exponentials have no number."""
+    length = POS.shape[1]
+    k, v = 400 * drawn(2, length, 5), drawn(2, length, 6)[..., :5]
+    decay, bonus = drawn(5).exp(), drawn(5)
+    expected = torch.zeros_like(v)
+    for row in range(2):
+        keys, values = torch.zeros(0, 5).double(), torch.zeros(0, 5).double()
+        for t, place in enumerate(POS[row]):
+            if place < 0:
+                continue
+            keys, values = (x[: len(x) * int(place != 0)] for x in (keys, values))
+            weights = torch.cat((keys, (k[row, t] + bonus)[None])).softmax(0)
+            expected[row, t] = (weights * torch.cat((values, v[row, t][None]))).sum(0)
+            keys = torch.cat((keys - decay, k[row, t][None]))
+            values = torch.cat((values, v[row, t][None]))
+    real = (POS >= 0)[..., None]
+    for sizes in ([length], [2, 1, 69, 1, 100, length - 173]):
+        state, pieces = (), []
+        parts = (x.split(sizes, 1) for x in (k, v, POS))
+        for key, value, pos in zip(*parts, strict=True):
+            output, state = forgetting_mean(key, value, decay, bonus, Flow(pos, False), state)
+            pieces.append(output)
+        assert_close(torch.cat(pieces, 1) * real, expected * real, rtol=0, atol=1e-11)
 
 
 def test_a_convolution_is_its_rule():

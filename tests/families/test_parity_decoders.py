@@ -137,7 +137,9 @@ def test_files_of_transformers_4(name):
 
 MIXERS = {
     "ShortConv": {},
-    "Mamba2": {"state_heads": 4, "head_dim": 16, "state": 8},
+    "Mamba2": {"state_heads": 4, "head_dim": 16, "state": 8, "groups": 2},
+    "TimeMix": {"inner": 32},
+    "ChannelMix": {"hidden": 20},
     "GatedDelta": {"key_heads": 2, "value_heads": 4, "key_dim": 8, "value_dim": 8},
 }
 """Sizes of a tiny model's mixers beside attention."""
@@ -149,7 +151,7 @@ def shrunk(name):
     pattern = []
     turns = getattr(cfg.decoder.position, "fraction", 1.0)
     blocks = cfg.decoder.pattern
-    for block in blocks if len(blocks) <= 12 else blocks[:4]:  # dense blocks first, then mixtures
+    for block in blocks if len(blocks) <= 12 else blocks[:6]:  # dense blocks first, then mixtures
         args = block.attention
         think = block.feedforward
         if isinstance(args, config.Attention):
@@ -166,10 +168,12 @@ def shrunk(name):
         elif not isinstance(args, config.Attention):
             attention = replace(args, **MIXERS[type(args).__name__])
         if isinstance(think, config.MoE):
-            shared = think.shared and replace(think.shared, hidden=40)
+            wide = think.shared and think.shared.hidden > think.expert.hidden
+            shared = think.shared and replace(think.shared, hidden=40 if wide else 20)
             expert = replace(think.expert, hidden=20)
             experts = max(4, 2 * getattr(think, "groups", 1))
-            think = replace(think, experts=experts, top_k=2, expert=expert, shared=shared)
+            top_k = min(think.top_k, 2)
+            think = replace(think, experts=experts, top_k=top_k, expert=expert, shared=shared)
         elif think is not None:
             # BLOOM and MPT have no word for it
             fixed = isinstance(cfg.decoder.position, config.Alibi)
@@ -182,6 +186,8 @@ def shrunk(name):
         position = replace(position, fraction=0.5)
     depth = 4 if 4 % len(pattern) == 0 else len(pattern)
     stack = replace(cfg.decoder, depth=depth, pattern=tuple(pattern), position=position)
+    if name.startswith("rwkv"):  # its last norm is of all its blocks
+        stack = replace(stack, last_norm=stack.first_norm)
     embed = replace(cfg.embed, vocab=VOCAB, scale=32**0.5 if cfg.embed.scale > 1 else 1.0)
     context = 64 if stack.attentions else cfg.context  # Mamba has no word for it
     cfg = replace(cfg, dim=32, context=context, decoder=stack, embed=embed)

@@ -1,6 +1,6 @@
 """Newer decoders against transformers: logits, padded rows, cached greedy text, weights both ways, and
 each word of their configs. Among them: deepseek, glm4_moe, minimax_m2, lfm2, mamba2, qwen3_next; the
-mechanisms latent, routed, sinks, sparse_mixer."""
+mechanisms latent, routed, sinks, sparse_mixer, tuned."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ CASES = [
     for family, table in TABLES.items()
     for name, changes in table["cases"].items()
 ]
+OF_TEXT = {"Gemma3", "Qwen3_5", "Llama4"}  # whose configs are beside those of images
 FIRST = [(family, next(iter(table["cases"].values()))) for family, table in TABLES.items()]
 # words that change neither logits nor parameters here, in every family
 EVERYWHERE = {"use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}
 
 
 def settings_of(family):
-    return getattr(transformers, f"{family}{'Text' * (family == 'Gemma3')}Config")
+    return getattr(transformers, f"{family}{'Text' * (family in OF_TEXT)}Config")
 
 
 def reference_of(family, **changes):
@@ -74,7 +75,8 @@ def test_both_ways(family, changes, tmp_path):
 @pytest.mark.parametrize("family, changes", CASES)
 @torch.no_grad()
 def test_padded_rows_and_cached_text(family, changes, tmp_path):
-    """Rows padded at the left, and 20 greedy tokens after them with a cache."""
+    """Rows padded at the left, and 20 greedy tokens after them with a cache; each row alone where
+    theirs are not the same beside padding."""
     reference = reference_of(family, **changes)
     reference.save_pretrained(tmp_path)
     model, _ = store.load(tmp_path)
@@ -84,11 +86,16 @@ def test_padded_rows_and_cached_text(family, changes, tmp_path):
     pos = (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)
     cache = Cache(model.config)
     logits = model(ids, pos=pos, cache=cache).logits
-    theirs = (
-        reference(ids, attention_mask=mask, position_ids=pos.clamp(min=0)).logits
-        if (family not in ("Bloom", "Mpt"))
-        else reference(ids, attention_mask=mask).logits
-    )
+    if alone := changes in [
+        TABLES[family]["cases"][name] for name in TABLES[family].get("alone", ())
+    ]:
+        theirs = torch.zeros_like(logits)
+        for row, present in enumerate(mask.bool()):
+            theirs[row, present] = reference(ids[row, present][None]).logits[0]
+    elif family in ("Bloom", "Mpt"):
+        theirs = reference(ids, attention_mask=mask).logits
+    else:
+        theirs = reference(ids, attention_mask=mask, position_ids=pos.clamp(min=0)).logits
     assert_close(logits[mask == 1], theirs[mask == 1], rtol=0.0, atol=TOLERANCE)
     text, last = [], pos[:, -1:]
     for _ in range(20):
@@ -96,10 +103,14 @@ def test_padded_rows_and_cached_text(family, changes, tmp_path):
         text.append(chosen)
         last = last + 1
         logits = model(chosen, pos=last, cache=cache).logits
-    whole = reference.generate(
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=20, pad_token_id=0
-    )
-    assert torch.equal(torch.cat(text, 1), whole[:, ids.shape[1] :])
+    greedy = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
+    if alone:
+        rows = [row[present][None] for row, present in zip(ids, mask.bool(), strict=True)]
+        texts = [reference.generate(row, attention_mask=row >= 0, **greedy) for row in rows]
+        whole = torch.cat([text[:, -20:] for text in texts])
+    else:
+        whole = reference.generate(ids, attention_mask=mask, **greedy)[:, ids.shape[1] :]
+    assert torch.equal(torch.cat(text, 1), whole)
 
 
 @pytest.mark.parametrize("family, changes", FIRST)
@@ -241,6 +252,40 @@ def test_defaults_are_those_of_transformers(family):
                 ({"use_bidirectional_attention": True}, '"use_bidirectional_attention" is true'),
                 ({"attn_logit_softcapping": 50.0}, "no Gemma 3 caps its scores"),
                 ({"rope_parameters": {"rope_type": "default"}}, "no table for sliding_attention"),
+            ],
+            "granitemoehybrid/4.0-h-tiny": [
+                ({"position_embedding_type": "alibi"}, '"position_embedding_type" is "alibi"'),
+                ({"time_step_limit": [0.0, 1.0]}, '"time_step_limit" is'),
+                ({"mamba_expand": 3}, '"mamba_expand" is 3'),
+                ({"layer_types": ["mamba"]}, '"layer_types" is'),
+                ({"hidden_act": "gelu"}, "the gate here are silu"),
+            ],
+            "nemotron_h/8b": [
+                ({"layers_block_type": ["mlp", "linear_attention"]}, "follows a layer of Mamba-2"),
+                ({"layers_block_type": ["linear_attention", "conv"]}, '"layers_block_type" is'),
+                ({"moe_latent_size": 64}, "experts read the whole width"),
+                ({"num_nextn_predict_layers": 1}, "no layer predicts later tokens"),
+                ({"attention_bias": True}, "have no biases"),
+            ],
+            "qwen3_5/0.8b": [
+                ({"hidden_act": "gelu"}, "the gate here are silu"),
+                ({"layer_types": 4}, '"layer_types" is 4'),
+                ({"linear_num_value_heads": 15}, "GatedDelta.value_heads 15"),
+            ],
+            "llama4/scout-17b-16e": [
+                ({"num_experts_per_tok": 2}, "ScaledInputMoE.top_k is 2"),
+                ({"router_jitter_noise": 0.1}, '"router_jitter_noise" is 0.1'),
+                ({"attention_chunk_size": None}, "Chunk.size"),
+                ({"no_rope_layers": [1, 0]}, '"no_rope_layers" is'),
+                ({"moe_layers": 3}, '"moe_layers" is 3'),
+                (
+                    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+                    'rope_scaling is "yarn"',
+                ),
+            ],
+            "rwkv/169m": [
+                ({"rescale_every": 1.5}, '"rescale_every" is 1.5'),
+                ({"num_hidden_layers": 0}, '"num_hidden_layers" is 0'),
             ],
             "stablelm/2-1.6b": [({"qk_layernorm": True}, '"qk_layernorm" is true')],
             "cohere2/command-r7b": [

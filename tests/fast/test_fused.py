@@ -30,6 +30,7 @@ OTHERS = {
     "smollm3",
     "deepseek_v2",
     "deepseek_v3",
+    "llama4",
 } | tiny.STATES
 """Experts, latent attention, rules that are no window, recurrent cells, places of norms, multipliers and
 positions of a block that the kernels do not know: computed by their modules."""

@@ -13,6 +13,7 @@ from axes import LENGTHS, along, cut, differences, result, row, twins
 from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape
+from glassformer.families.routed import RoutedMoE, ScaledInputMoE
 from glassformer.scale import expert_parallel
 from glassformer.scale.collectives import summed
 from glassformer.scale.mesh import Mesh
@@ -30,6 +31,12 @@ MIXTURES = {
     "shared": mixture(shared=c.MLP(24)),
     "capped": mixture(capacity_factor=1.0, balance_loss=0.01, z_loss=0.01),
     "lopsided": mixture(),
+    "routed": tiny.decoder(
+        tiny.block(feedforward=RoutedMoE(4, 2, c.GatedMLP(16), correction=False, scale=2.0)),
+        tiny.block(
+            feedforward=ScaledInputMoE(4, 1, c.GatedMLP(16), correction=False, normalize=False)
+        ),
+    ),
 }
 
 

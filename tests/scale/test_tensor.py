@@ -38,8 +38,16 @@ from glassformer.families.mechanisms import (
     MaskedEmbed,
     StoredRotary,
 )
-from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
-from glassformer.families.routed import RoutedMoE
+from glassformer.families.mixers import (
+    ChannelMix,
+    GatedAttention,
+    GatedDelta,
+    Mamba2,
+    ShortConv,
+    TimeMix,
+    TunedAttention,
+)
+from glassformer.families.routed import RoutedMoE, ScaledInputMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
 from glassformer.families.sparse_mixer import SparseMixerMoE
 from glassformer.formats import tuning
@@ -202,10 +210,12 @@ WHOLE = {
         Global,
         SideTable,
         RoutedMoE,
+        ScaledInputMoE,
         SinkAttention,
         ClampedMoE,
         SparseMixerMoE,
         GatedAttention,
+        TunedAttention,
         GatedExpert,
         MaskedEmbed,
         StoredRotary,
@@ -214,6 +224,8 @@ WHOLE = {
         ShortConv,
         Mamba2,
         GatedDelta,
+        TimeMix,
+        ChannelMix,
         c.Recurrent,
         c.GRU,
         c.LSTM,

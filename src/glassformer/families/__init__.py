@@ -40,10 +40,12 @@ from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE
+from .granitemoehybrid import GRANITEMOEHYBRID
 from .keys import spelled_out
 from .led import LED
 from .lfm2 import LFM2
 from .llama import LLAMA
+from .llama4 import LLAMA4
 from .mamba2 import MAMBA2
 from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
@@ -55,17 +57,19 @@ from .mt5 import MT5, UMT5
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
+from .nemotron_h import NEMOTRON_H
 from .nomic_bert import NOMIC_BERT
 from .olmo2 import OLMO2, OLMO3, OLMOE
 from .opt import OPT
 from .phi import PHI, PHI3
 from .phimoe import PHIMOE
 from .qwen import QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
-from .qwen3_next import QWEN3_NEXT
+from .qwen3_next import QWEN3_5, QWEN3_NEXT
 from .recipe import ConfigReader as ConfigReader
 from .recipe import Held, Settings
 from .recipe import Recipe as Recipe
 from .roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from .rwkv import RWKV
 from .smollm3 import SMOLLM3
 from .stablelm import STABLELM
 from .starcoder2 import STARCODER2
@@ -109,7 +113,12 @@ DECODERS = (
     COHERE2,
     LFM2,
     MAMBA2,
+    GRANITEMOEHYBRID,
+    NEMOTRON_H,
+    LLAMA4,
+    RWKV,
     QWEN3_NEXT,
+    QWEN3_5,
     GLM4_MOE,
     MINIMAX_M2,
     DEEPSEEK_V2,

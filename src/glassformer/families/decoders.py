@@ -33,11 +33,12 @@ from .keys import (
     Words,
     key,
     keys,
+    layer_keys,
     read_keys,
     revise,
     write_keys,
 )
-from .names import NameRule, Names, Table, rules
+from .names import NameRule, Names, Table, rules, under
 from .recipe import ConfigReader, Settings, tile
 
 M = TypeVar("M", bound=Model)
@@ -46,6 +47,7 @@ SCALINGS = ("default", "linear", "llama3", "yarn")
 LONGROPE = ("longrope", "su")
 # a token turns otherwise once the text grows long: no cache can hold that
 BY_LENGTH = ("dynamic", *LONGROPE)
+OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}  # of blocks
 
 
 def decoder(
@@ -97,10 +99,9 @@ def window(default: int | None = None) -> Key:
     )
 
 
-def window_of(raw: ConfigReader, default: int | None) -> Any:
-    """``sliding_window``: null is none, ``default`` where the file does not say."""
-    unsaid = None if "sliding_window" in raw.table else default
-    return raw.integer("sliding_window", unsaid, most=MOST_POSITIONS)
+def window_of(raw: ConfigReader, default: int | None, word: str = "sliding_window") -> Any:
+    """The size of a window: null is none, ``default`` where the file does not say."""
+    return raw.integer(word, None if word in raw.table else default, most=MOST_POSITIONS)
 
 
 def write_rope(model: Model) -> Settings:
@@ -218,6 +219,12 @@ def with_masks(model: M, masks: Sequence[MaskRule]) -> M:
     )
 
 
+def first_layer(model: Any, usual: Any, slot: str = "attention") -> Any:
+    """The first layer in a slot that is of the type of ``usual``; that where there is none."""
+    layers = (getattr(block, slot) for block in blocks_of(model))
+    return next((layer for layer in layers if isinstance(layer, type(usual))), usual)
+
+
 def slides(block: Block) -> bool:
     """True for a block with a window."""
     return isinstance(block.attention.mask, Window)
@@ -268,11 +275,34 @@ def windows(
 
 @dataclass(frozen=True)
 class Choice:
-    """The words of a config.json that say of each block whether it is of a kind; None: no block is,
-    and the file says nothing of that kind."""
+    """The words of a config.json that say of each block whether it is of a kind; (): none is."""
 
-    decode: Callable[[ConfigReader, int], Sequence[bool] | None]
-    encode: Callable[[Sequence[bool]], Settings]
+    decode: Callable[[ConfigReader, int], Sequence[bool]]
+    encode: Callable[[Sequence[bool]], Settings] = lambda chosen: {}
+
+
+def read_kinds(
+    raw: ConfigReader, kinds: Sequence[str], default: Sequence[str], word: str = "layer_types"
+) -> list[str]:
+    """The kind of each block, also by its older name; ``default`` where the file does not say."""
+    names = raw.value(word, default)
+    names = [OLD_KINDS.get(str(name), name) for name in names] if isinstance(names, list) else ()
+    fits = len(names) == len(default) and all(name in kinds for name in names)
+    quoted = " or ".join(f'"{kind}"' for kind in kinds)
+    raw.must(fits, word, f"a list of {len(default)} times {quoted}")
+    return list(names)
+
+
+def read_numbers(raw: ConfigReader, word: str, default: Sequence[int] = ()) -> list[int]:
+    """The numbers of some blocks, ``default`` where the file does not say."""
+    listed_numbers = raw.value(word, list(default))
+    raw.must(isinstance(listed_numbers, list), word, "a list of blocks' numbers")
+    return list(listed_numbers)
+
+
+def numbers(chosen: Sequence[bool], of: bool = True) -> list[int]:
+    """The numbers of the blocks that are of a kind, or of those that are not."""
+    return [i for i, is_it in enumerate(chosen) if is_it == of]
 
 
 def listed(first: str, second: str, default: Callable[[ConfigReader, int], Any]) -> Choice:
@@ -281,11 +311,7 @@ def listed(first: str, second: str, default: Callable[[ConfigReader, int], Any])
     def decode(raw: ConfigReader, depth: int) -> list[bool]:
         kinds = {True: first, False: second}
         unsaid = [kinds[is_first] for is_first in default(raw, depth)]
-        names = raw.value("layer_types", unsaid)
-        fits = isinstance(names, list) and len(names) == depth
-        fits = fits and all(name in (first, second) for name in names)
-        raw.must(fits, "layer_types", f'a list of {depth} times "{first}" or "{second}"')
-        return [name == first for name in names]
+        return [kind == first for kind in read_kinds(raw, (first, second), unsaid)]
 
     return Choice(
         decode,
@@ -294,38 +320,45 @@ def listed(first: str, second: str, default: Callable[[ConfigReader, int], Any])
 
 
 def _steps(raw: ConfigReader, depth: int) -> list[bool]:
-    dense, step = raw.value("mlp_only_layers", []), raw.integer("decoder_sparse_step", 1)
-    raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
+    dense, step = read_numbers(raw, "mlp_only_layers"), raw.integer("decoder_sparse_step", 1)
     return [i not in dense and (i + 1) % step == 0 for i in range(depth)]
 
 
-def _write_steps(mixtures: Sequence[bool]) -> Settings:
-    dense = [i for i, is_mixture in enumerate(mixtures) if not is_mixture]
-    return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
-
-
-SPARSE = Choice(_steps, _write_steps)
+SPARSE = Choice(
+    _steps, lambda chosen: {"decoder_sparse_step": 1, "mlp_only_layers": numbers(chosen, False)}
+)
 """Mixtures in every so many blocks, but for a list of dense ones."""
+
+
+def counted(word: str, choice: Choice) -> Choice:
+    """The choice, of no block where the file counts none of what ``word`` counts."""
+    return replace(
+        choice, decode=lambda raw, depth: choice.decode(raw, depth) if raw.value(word, 1) else ()
+    )
 
 
 def variant(
     slot: str,
     template: Any,
-    entries: Sequence[Key],
     choice: Choice,
     make: Callable[[ConfigReader, Any], Any] = lambda raw, usual: None,
     missing: str = "",
+    absent: Settings | None = None,
+    **places: str | Key,
 ) -> Section:
     """Blocks with another layer in a ``slot`` than the first block has, where ``choice`` says so.
 
-    ``entries`` are the words of that layer, the template's places; ``make`` has what the slot holds
-    otherwise, and makes the template. ``missing`` refuses a model without such a block.
+    ``places`` are the words of that layer, as ``layer_keys`` has them; ``make`` has what the slot
+    holds otherwise, and makes the template. ``missing`` refuses a model without such a block;
+    ``absent`` are its words of that layer, where those are not the template's.
     """
+
+    entries = layer_keys(template, **places)
 
     def decode(raw: ConfigReader, model: Any) -> Any:
         usual = getattr(first_block(model), slot)
         chosen = choice.decode(raw, stack(model).depth)
-        if chosen is None:
+        if not any(chosen):
             return model
         layer = read_keys(raw, make(raw, usual) or template, entries)
         pairs = zip(blocks_of(model), chosen, strict=True)
@@ -337,8 +370,8 @@ def variant(
         layers = [getattr(block, slot) for block in blocks_of(model)]
         chosen = [isinstance(layer, type(template)) for layer in layers]
         need(any(chosen) or not missing, missing)
-        layer = next((layer for layer in layers if isinstance(layer, type(template))), template)
-        return {**write_keys(layer, entries), **choice.encode(chosen)}
+        raw = write_keys(first_layer(model, template, slot), entries)
+        return {**(raw if any(chosen) or absent is None else absent), **choice.encode(chosen)}
 
     return Section(decode, encode)
 
@@ -516,8 +549,10 @@ ATTENTION = {
     "attn.out": "self_attn.o_proj",
 }
 QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
-GATED = {"ffn.gate": "mlp.gate_proj", "ffn.up": "mlp.up_proj", "ffn.down": "mlp.down_proj"}
+PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+GATED = under("mlp", PROJECTIONS, "ffn.")
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+GATE_UP = (f"{OURS}.ffn.gate", f"{OURS}.ffn.up")
 OUTPUT_NORMS = {
     "attn_norm": "post_attention_layernorm",
     "ffn_norm": "post_feedforward_layernorm",
@@ -535,9 +570,7 @@ EXPERTS = {
     **experts("mlp.experts.{e}.{}_proj.weight", "gate", "up", "down"),
 }
 SHARED_EXPERT = {
-    "ffn.shared.gate": "mlp.shared_expert.gate_proj",
-    "ffn.shared.up": "mlp.shared_expert.up_proj",
-    "ffn.shared.down": "mlp.shared_expert.down_proj",
+    **under("mlp.shared_expert", PROJECTIONS, "ffn.shared."),
     "ffn.shared.share": "mlp.shared_expert_gate",
 }
 # follows from the config

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..core.config import Block, Decoder, GatedMLP, RMSNorm, Rotary, Window, YarnScaling
 from .decoders import (
     ATTENTION,
+    GATE_UP,
     NORMS,
     OURS,
     ROPE_TABLE,
@@ -80,7 +81,7 @@ GPT_OSS = Recipe(
             # gate and up take turns
             NameRule(
                 f"{_EXPERTS}.gate_up_proj",
-                (f"{_FFN}.gate", f"{_FFN}.up"),
+                GATE_UP,
                 axes="e c (d 2) -> (2 e) d c",
             ),
             NameRule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Rotary
 from .decoders import LLAMA_TABLE, decoder, words
-from .keys import Key
+from .keys import Key, keys
 from .recipe import Recipe
 
 
@@ -17,20 +17,20 @@ def granite(dim: int, hidden: int, scale: float, divisor: float) -> Decoder:
     return decoder(dim, 40, 4096, 49_155, block, Rotary(), head, scale=12.0)
 
 
-WORDS = words(
-    granite(2048, 8192, 1 / 64, 8.0),
-    Key(
+MULTIPLIERS = keys(
+    attention_bias=False,
+    embedding_multiplier=(1.0, "embed.scale"),
+    attention_multiplier=(1.0, "attention.scale"),
+    residual_multiplier=(1.0, "residual_scale"),
+    logits_scaling=Key(
         "logits_scaling",
         "head.scale",
         lambda raw: 1 / raw.number("logits_scaling", 1.0, least=1e-9),
         lambda scale: round(1 / scale, 9),
     ),
-    max_position_embeddings=2048,
-    attention_bias=False,
-    mlp_bias=False,
-    embedding_multiplier=(1.0, "embed.scale"),
-    attention_multiplier=(1.0, "attention.scale"),
-    residual_multiplier=(1.0, "residual_scale"),
+)
+WORDS = words(
+    granite(2048, 8192, 1 / 64, 8.0), *MULTIPLIERS, max_position_embeddings=2048, mlp_bias=False
 )
 
 GRANITE = Recipe(

@@ -167,6 +167,19 @@ def revise(
     return tuple({entry.places or index: entry for index, entry in enumerate(entries)}.values())
 
 
+def layer_keys(template: Any, **places: str | Key) -> tuple[Key, ...]:
+    """The keys of a layer's words by their places in it; their defaults are the template's."""
+    tree = serial.to_dict(template)
+
+    def entry(word: str, place: str) -> Key:
+        usual = _walk(tree, place.split()[0].split("."))
+        return key(word, usual and usual[1], place)
+
+    return tuple(
+        place if isinstance(place, Key) else entry(word, place) for word, place in places.items()
+    )
+
+
 @dataclass(frozen=True)
 class Section:
     """A thing that a table of keys cannot say of a config.json: ``decode`` puts it into a model,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Rotary
-from .decoders import decoder, listed, rotary, table, variant, words
-from .keys import MOST_HIDDEN, Key, Section, keys
+from .decoders import decoder, listed, numbers, read_numbers, rotary, table, variant, words
+from .keys import MOST_HIDDEN, Key, Section
 from .mixers import ShortConv
 from .recipe import ConfigReader, Recipe, Settings
 
@@ -41,14 +41,12 @@ def _tied(raw: ConfigReader) -> bool:
 
 
 def _convolves(raw: ConfigReader, depth: int) -> list[bool]:
-    attends = raw.value("full_attn_idxs", list(range(depth)))
-    raw.must(isinstance(attends, list), "full_attn_idxs", "a list of blocks' numbers")
+    attends = read_numbers(raw, "full_attn_idxs", range(depth))
     return [i not in attends for i in range(depth)]
 
 
 def _write_kinds(convolves: Sequence[bool]) -> Settings:
-    attends = [i for i, is_conv in enumerate(convolves) if not is_conv]
-    return {**_KINDS.encode(convolves), "full_attn_idxs": attends}
+    return {**_KINDS.encode(convolves), "full_attn_idxs": numbers(convolves, False)}
 
 
 _KINDS = listed("conv", "full_attention", _convolves)
@@ -61,8 +59,9 @@ WORDS = words(
     variant(
         "attention",
         ShortConv(),
-        keys(conv_L_cache=(3, "kernel"), conv_bias=(False, "bias")),
         replace(_KINDS, encode=_write_kinds),
+        conv_L_cache="kernel",
+        conv_bias="bias",
     ),
     without="hidden_act intermediate_size tie_word_embeddings",
     max_position_embeddings=128_000,

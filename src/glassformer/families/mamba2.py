@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.config import Block, Decoder, Head, Model, NoPosition, RMSNorm
-from ..core.errors import need
-from .decoders import decoder, first_block, table
-from .keys import Section, Words, keys, only
+from ..core.config import Attention, Block, Decoder, Head, Model, NoPosition, RMSNorm
+from .decoders import decoder, first_layer, table
+from .keys import Key, Section, Words, keys, only, spelled_out
 from .mixers import Mamba2
+from .names import under
 from .recipe import ConfigReader, Recipe, Settings
 
+FREE = [0.0, float("inf")]  # steps as long as a token says
 CONTEXT = 1 << 20  # no file tells one: a state reads any length
 
 
@@ -21,27 +22,36 @@ def mamba2(dim: int, depth: int) -> Decoder:
     return decoder(dim, depth, CONTEXT, 50_288, block, NoPosition(), Head())
 
 
-def _check(raw: ConfigReader, model: Decoder) -> Decoder:
-    """The same model, where the steps have no limit and the widths fit."""
-    free = [[0.0, end] for end in (float("inf"), {"__float__": "Infinity"})]
-    limit = raw.value("time_step_limit", free[0])
-    raw.must(limit in free, "time_step_limit", "[0.0, Infinity]")
-    expand, inner = (
-        raw.integer("expand", 2, most=64),
-        getattr(first_block(model).attention, "inner", 0),
-    )
-    raw.must(
-        expand * model.dim == inner,
-        "expand",
-        f"num_heads times head_dim ({inner}) over hidden_size ({model.dim})",
-    )
-    return model
+def _unlimited(raw: ConfigReader) -> None:
+    free = [FREE, [0.0, {"__float__": "Infinity"}]]
+    raw.must(raw.value("time_step_limit", FREE) in free, "time_step_limit", "[0.0, Infinity]")
 
 
-def _write_expand(model: Model) -> Settings:
-    mixer: Any = first_block(model).attention
-    need(isinstance(mixer, Mamba2), "The mamba2 layout holds only blocks of Mamba2.")
-    return {"expand": mixer.inner // model.dim}
+def expansion(word: str) -> Section:
+    """A word for how many times as wide as the model all heads are together; they say it already."""
+
+    def check(raw: ConfigReader, model: Decoder) -> Decoder:
+        times = raw.integer(word, 2, most=64)
+        inner = first_layer(model, Mamba2(1, times * model.dim)).inner
+        raw.must(
+            times * model.dim == inner,
+            word,
+            f"the width of all heads together ({inner}) over hidden_size ({model.dim})",
+        )
+        return model
+
+    def encode(model: Model) -> Settings:
+        return {word: first_layer(model, Mamba2(1, 2 * model.dim)).inner // model.dim}
+
+    return Section(check, encode)
+
+
+SILU = only("hidden_act", "silu", "the convolution and the gate here are silu")
+UNLIMITED = Key("", "", _unlimited)
+# of attention, where a mixer has heads of another width
+HEAD_DIM = Section(
+    encode=lambda model: {"head_dim": first_layer(spelled_out(model), Attention(1)).head_dim}
+)
 
 
 WORDS = Words(
@@ -62,10 +72,13 @@ WORDS = Words(
             initializer_range=0.02,
             layer_norm_epsilon=(1e-5, "norm.eps last_norm.eps attention.eps"),
         ),
-        only("hidden_act", "silu", "the convolution and the gate here are silu"),
+        SILU,
+        UNLIMITED,
     ),
-    (Section(_check, _write_expand),),
+    (expansion("expand"),),
 )
+LAYERS = {"in_proj": "in_proj", "conv": "conv1d", "norm": "norm", "out_proj": "out_proj"}
+TABLES = {name: name for name in ("A_log", "D", "dt_bias")}
 
 MAMBA2 = Recipe(
     name="mamba2",
@@ -81,14 +94,9 @@ MAMBA2 = Recipe(
     words=WORDS,
     family="Mamba2",
     weights=table(
-        {
-            "attn_norm": "norm",
-            "attn.in_proj": "mixer.in_proj",
-            "attn.conv": "mixer.conv1d",
-            "attn.norm": "mixer.norm",
-            "attn.out_proj": "mixer.out_proj",
-        },
-        tables={f"attn.{name}": f"mixer.{name}" for name in ("A_log", "D", "dt_bias")},
+        {"attn_norm": "norm"},
+        under("mixer", LAYERS),
+        tables=under("mixer", TABLES),
         layer="backbone.layers.{i}",
         token="backbone.embeddings",
         last_norm="backbone.norm_f",

@@ -3,6 +3,8 @@
 ShortConv     gates around a convolution over a few tokens (LFM2)
 Mamba2        a state that decays by what each token says (Dao & Gu 2024)
 GatedDelta    such a state that replaces what it holds of a key (Yang et al. 2024)
+TimeMix       a mean of values that forgets at a speed of each channel (RWKV-4)
+ChannelMix    a feed-forward that reads the token before as well (RWKV-4)
 
 Their modules are in files beside this one; ``config.Mixer`` is the slot.
 """
@@ -59,6 +61,7 @@ class Mamba2:
     bias: bool = False  # of the projections
     conv_bias: bool = True  # of the convolution
     eps: PositiveFloat = 1e-5  # of the gated norm
+    least_step: PositiveFloat | None = None  # no step is shorter; none: no bound
 
     def __post_init__(self) -> None:
         need(
@@ -132,12 +135,17 @@ class GatedDelta:
         return 2 * self.key_heads * self.key_dim + self.inner
 
     def shapes(self, dim: int, *place: object) -> Shapes:
-        heads = (self.value_heads,)
+        heads, keys = (self.value_heads,), linear(dim, self.key_heads * self.key_dim, False)
+        values, rates = linear(dim, self.inner, False), linear(dim, self.value_heads, False)
         return join(
             A_log=heads,
             dt_bias=heads,
-            in_proj=linear(dim, self.channels + self.inner, False),
-            rates=linear(dim, 2 * self.value_heads, False),
+            in_q=keys,
+            in_k=keys,
+            in_v=values,
+            in_gate=values,
+            learn=rates,
+            fade=rates,
             conv=conv(self.channels, self.kernel, False),
             norm=join(weight=(self.value_dim,)),
             out_proj=linear(self.inner, dim, False),
@@ -156,6 +164,63 @@ class GatedDelta:
 
 
 @member(Mixer)
+class TimeMix:
+    """A mean of earlier values, weighed by exp(key) and by age, a speed a channel (Peng et al. 2023,
+    RWKV, section 3.1)."""
+
+    inner: PositiveInt  # channels of keys and values
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        layer, channels = linear(dim, self.inner, False), (self.inner,)
+        return join(
+            decay=channels,
+            bonus=channels,
+            **{f"mix_{name}": (dim,) for name in "kvr"},
+            **dict.fromkeys("kvr", layer),
+            out_proj=linear(self.inner, dim, False),
+        )
+
+    def state_size(self, dim: int) -> int:
+        """Numbers that a cache keeps of a text: a token, and a mean and its weight a channel."""
+        return dim + 2 * self.inner
+
+    def flops(self, dim: int, context: int) -> int:
+        """FLOPs a token beside those of its matrices: the mix, the mean and the gate."""
+        return 9 * dim + 9 * self.inner
+
+    def saved_activations(self, dim: int) -> int:
+        return 4 * dim + 6 * self.inner
+
+
+@member(Mixer)
+class ChannelMix:
+    """down(relu(up(x)) ** 2) * sigmoid(r(x)), where each layer reads a mix of a token and the one
+    before (Peng et al. 2023, section 3.2)."""
+
+    hidden: PositiveInt  # width inside
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        return join(
+            mix_k=(dim,),
+            mix_r=(dim,),
+            up=linear(dim, self.hidden, False),
+            r=linear(dim, dim, False),
+            down=linear(self.hidden, dim, False),
+        )
+
+    def state_size(self, dim: int) -> int:
+        """Numbers that a cache keeps of a text: a token."""
+        return dim
+
+    def flops(self, dim: int, context: int) -> int:
+        """FLOPs a token beside those of its matrices: both mixes and the gate."""
+        return 7 * dim
+
+    def saved_activations(self, dim: int) -> int:
+        return 5 * dim + 2 * self.hidden
+
+
+@member(Mixer)
 class GatedAttention(Attention):
     """Attention whose output each token gates, number by number (Qiu et al. 2025)."""
 
@@ -163,3 +228,14 @@ class GatedAttention(Attention):
         """Attention's, and the gate's projection."""
         gate = linear(dim, self.heads * self.width(dim), self.bias)
         return Attention.shapes(self, dim) | join(gate=gate)
+
+
+@member(Mixer)
+class TunedAttention(Attention):
+    """Attention whose queries grow with position, which keeps long texts sharp (Nakanishi 2025, arXiv
+    2501.19399): by 1 + strength * log(1 + floor((position + 1) / length))."""
+
+    length: PositiveInt = 8192  # positions after which queries grow by a step
+    strength: PositiveFloat = 0.1  # of the growth
+
+    shapes = Attention.shapes

@@ -10,16 +10,14 @@ from typing import Any
 from ..core.config import GatedMLP, Model
 from ..core.errors import need
 from . import decoders
-from .decoders import EXPERTS, GATED, NORMS, THEIRS, Choice, blocks_of, variant
-from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, Key, Section, keys
-from .names import Names, Table
+from .decoders import EXPERTS, GATED, NORMS, PROJECTIONS, THEIRS, Choice, blocks_of, variant
+from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, Key, Section
+from .names import Names, Table, under
 from .recipe import ConfigReader, Settings
 from .routed import RoutedMoE
 
 NAMES = {**EXPERTS, "ffn.correction": "mlp.gate.e_score_correction_bias"}
-SHARED = {
-    f"ffn.shared.{layer}": f"mlp.shared_experts.{layer}_proj" for layer in ("gate", "up", "down")
-}
+SHARED = under("mlp.shared_experts", PROJECTIONS, "ffn.shared.")
 UNPREDICTED = Section(encode=lambda model: {"num_nextn_predict_layers": 0})
 
 
@@ -71,19 +69,17 @@ def routed(
     section = variant(
         "feedforward",
         default,
-        keys(
-            moe_intermediate_size=(hidden, "expert.hidden"),
-            n_routed_experts=Key("n_routed_experts", "experts", experts),
-            num_experts_per_tok=(default.top_k, "top_k"),
-            n_shared_experts=Key("n_shared_experts", "shared.hidden", wide),
-            norm_topk_prob=(default.normalize, "normalize"),
-            routed_scaling_factor=Key("routed_scaling_factor", "scale", scale),
-            n_group=groups("n_group", "groups"),
-            topk_group=groups("topk_group", "top_groups"),
-        ),
         Choice(first_dense, write_dense),
         make,
         missing,
+        moe_intermediate_size="expert.hidden",
+        n_routed_experts=Key("n_routed_experts", "experts", experts),
+        num_experts_per_tok="top_k",
+        n_shared_experts=Key("n_shared_experts", "shared.hidden", wide),
+        norm_topk_prob="normalize",
+        routed_scaling_factor=Key("routed_scaling_factor", "scale", scale),
+        n_group=groups("n_group", "groups"),
+        topk_group=groups("topk_group", "top_groups"),
     )
 
     def encode(model: Model) -> Settings:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 Names: TypeAlias = Mapping[str, str]  # of layers, those of the files and ours
@@ -65,3 +65,25 @@ def rules(layers: Names, transpose: bool = False) -> tuple[NameRule, ...]:
     return tuple(
         NameRule(file_name, param_name, transpose=turn) for file_name, param_name, turn in pairs
     )
+
+
+def under(file_name: str, names: Names, place: str = "attn.") -> dict[str, str]:
+    """The names of a layer's parameters, ours after ``place`` and theirs below ``file_name``."""
+    return {f"{place}{ours}": f"{file_name}.{theirs}" for ours, theirs in names.items()}
+
+
+def placed(layer_rules: Sequence[NameRule], places: Iterable[str]) -> tuple[NameRule, ...]:
+    """The rules with those of a layer {i} for each layer of the files and its place among our
+    blocks."""
+    inner = [rule for rule in layer_rules if "{i}" in rule.file_name]
+    outer = [rule for rule in layer_rules if rule not in inner]
+    layers = (
+        replace(
+            rule,
+            file_name=rule.file_name.replace("{i}", str(number)),
+            param_names=str(rule.param_names).replace("{i}", place),
+        )
+        for number, place in enumerate(places)
+        for rule in inner
+    )
+    return (*outer, *layers)

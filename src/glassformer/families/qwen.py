@@ -32,7 +32,7 @@ from .decoders import (
     write_windows,
 )
 from .gated_expert import GatedExpert
-from .keys import MOST_HEADS, Key, Section, keys, only
+from .keys import MOST_HEADS, Key, Section, only
 from .recipe import ConfigReader, Recipe, Settings
 
 NORM = RMSNorm(1e-6)
@@ -124,7 +124,16 @@ WORDS3 = words(
 )
 
 
-def _mixture(layout: str, template: MoE, entries: Sequence[Key]) -> Section:
+MIXTURE: Settings = {
+    "moe_intermediate_size": "expert.hidden",
+    "num_experts": "experts",
+    "num_experts_per_tok": "top_k",
+    "norm_topk_prob": "normalize",
+    "router_aux_loss_coef": "balance_loss",
+}
+
+
+def _mixture(layout: str, template: MoE, **places: Any) -> Section:
     """Mixtures of experts, whose networks are a dense block's."""
 
     def make(raw: ConfigReader, mlp: GatedMLP) -> MoE:
@@ -132,7 +141,7 @@ def _mixture(layout: str, template: MoE, entries: Sequence[Key]) -> Section:
         return replace(template, expert=mlp, shared=shared)
 
     missing = f"The {layout} layout holds only mixtures of experts."
-    return variant("feedforward", template, entries, SPARSE, make, missing)
+    return variant("feedforward", template, SPARSE, make, missing, **MIXTURE | places)
 
 
 def _experts(raw: ConfigReader) -> Any:
@@ -156,14 +165,8 @@ WORDS3MOE = words(
     _alike(_slides(lambda raw, depth: [True] * depth)),
     _mixture(
         "qwen3moe",
-        _QWEN3MOE,
-        keys(
-            moe_intermediate_size=(768, "expert.hidden"),
-            num_experts=Key("num_experts", "experts", _experts),
-            num_experts_per_tok=(8, "top_k"),
-            norm_topk_prob=(False, "normalize"),
-            router_aux_loss_coef=(0.001, "balance_loss"),
-        ),
+        replace(_QWEN3MOE, normalize=False),
+        num_experts=Key("num_experts", "experts", _experts),
     ),
     only("layer_types", None, "the mixtures' blocks all see the same"),
     max_position_embeddings=32_768,
@@ -189,14 +192,7 @@ WORDS2MOE = words(
     _mixture(
         "qwen2moe",
         _sizes(60, 4, 1408, 5632),
-        keys(
-            shared_expert_intermediate_size=(5632, "shared.hidden"),
-            moe_intermediate_size=(1408, "expert.hidden"),
-            num_experts=(60, "experts"),
-            num_experts_per_tok=(4, "top_k"),
-            norm_topk_prob=(False, "normalize"),
-            router_aux_loss_coef=(0.001, "balance_loss"),
-        ),
+        shared_expert_intermediate_size="shared.hidden",
     ),
     without="head_dim",
     max_position_embeddings=32_768,

@@ -1,13 +1,16 @@
-"""Qwen3-Next: a gated delta net in three of four blocks, attention with a gate in the fourth."""
+"""Qwen3-Next and Qwen 3.5: a gated delta net in three of four blocks, attention with a gate in the
+fourth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from ..core.config import Block, Decoder, GatedMLP, Model, MoE, RMSNorm, Rotary
+from ..core.config import Block, Decoder, GatedMLP, Head, Model, MoE, RMSNorm, Rotary
+from . import qwen
 from .decoders import (
+    ATTENTION,
     EXPERTS,
     GATED,
     NORMS,
@@ -16,8 +19,9 @@ from .decoders import (
     SHARED_EXPERT,
     SPARSE,
     THEIRS,
-    blocks_of,
+    counted,
     decoder,
+    first_layer,
     listed,
     rotary,
     stack,
@@ -26,22 +30,30 @@ from .decoders import (
     words,
 )
 from .gated_expert import GatedExpert
-from .keys import keys, only
+from .keys import Key, Section, Words
+from .mamba2 import LAYERS, SILU
 from .mixers import GatedAttention, GatedDelta
-from .names import NameRule, Table
-from .recipe import ConfigReader, Recipe, Settings
+from .names import NameRule, Names, Table, under
+from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6, offset=1.0)
 
 
 def qwen3_next(
-    dim: int, depth: int, attention: GatedAttention, delta: Any, think: GatedMLP | MoE
+    dim: int,
+    depth: int,
+    attention: GatedAttention,
+    delta: Any,
+    think: GatedMLP | MoE,
+    vocab: int = 151_936,
+    tied: bool = False,
 ) -> Decoder:
-    """The shape of Qwen3-Next: 151,936 tokens, 262,144 positions."""
+    """The shape of Qwen3-Next and Qwen 3.5: 262,144 positions, 248,320 tokens in 3.5."""
     full = Block(attention, think, NORM)
     linear = replace(full, attention=delta)
     pattern = (linear, linear, linear, full)
-    return decoder(dim, depth, 262_144, 151_936, pattern, Rotary(1e7, fraction=0.25))
+    position, head = Rotary(1e7, fraction=0.25), Head(tied=tied)
+    return decoder(dim, depth, 262_144, vocab, pattern, position, head)
 
 
 _ATTENTION = GatedAttention(16, 2, 256, qk_norm=NORM)
@@ -56,92 +68,69 @@ def _linear(raw: ConfigReader, depth: int) -> list[bool]:
     return [(i + 1) % interval != 0 for i in range(depth)]
 
 
-def _mixtures(raw: ConfigReader, depth: int) -> Sequence[bool] | None:
-    chosen = SPARSE.decode(raw, depth)
-    return chosen if chosen and any(chosen) and raw.value("num_experts", 512) != 0 else None
-
-
-def _write_mixtures(model: Model) -> Settings:
-    """The words of the mixtures; no experts where no block has any."""
-    if not any(isinstance(block.feedforward, MoE) for block in blocks_of(model)):
-        return {"num_experts": 0}
-    raw = MIXTURES.encode(model)
-    del raw["decoder_sparse_step"]
-    return raw
-
-
 DELTAS = variant(
     "attention",
     _DELTA,
-    keys(
-        linear_num_key_heads=(16, "key_heads"),
-        linear_num_value_heads=(32, "value_heads"),
-        linear_key_head_dim=(128, "key_dim"),
-        linear_value_head_dim=(128, "value_dim"),
-        linear_conv_kernel_dim=(4, "kernel"),
-    ),
     listed("linear_attention", "full_attention", _linear),
-    lambda raw, usual: replace(_DELTA, eps=raw.number("rms_norm_eps", 1e-6, most=1.0)),
+    linear_num_key_heads="key_heads",
+    linear_num_value_heads="value_heads",
+    linear_key_head_dim="key_dim",
+    linear_value_head_dim="value_dim",
+    linear_conv_kernel_dim="kernel",
+    rms_norm_eps="eps",
 )
 MIXTURES = variant(
     "feedforward",
     _MIXTURE,
-    keys(
-        moe_intermediate_size=(512, "expert.hidden"),
-        shared_expert_intermediate_size=(512, "shared.hidden"),
-        num_experts=(512, "experts"),
-        num_experts_per_tok=(10, "top_k"),
-        norm_topk_prob=(True, "normalize"),
-        router_aux_loss_coef=(0.001, "balance_loss"),
-    ),
-    replace(SPARSE, decode=_mixtures),
-)
-WORDS = words(
-    _DENSE,
-    only("hidden_act", "silu", "the convolution and the gate here are silu"),
-    rotary(fraction=0.25),
-    DELTAS,
-    replace(MIXTURES, encode=_write_mixtures),
-    max_position_embeddings=32_768,
-    num_key_value_heads=2,
-    head_dim=256,
-    attention_bias=False,
+    counted("num_experts", SPARSE),
+    absent={"num_experts": 0},
+    shared_expert_intermediate_size="shared.hidden",
+    **qwen.MIXTURE,
 )
 
-_LAYERS = {
-    "attn.k": "self_attn.k_proj",
-    "attn.v": "self_attn.v_proj",
-    "attn.out": "self_attn.o_proj",
-    "attn.in_proj": "linear_attn.in_proj_qkvz",
-    "attn.rates": "linear_attn.in_proj_ba",
-    "attn.conv": "linear_attn.conv1d",
-    "attn.norm": "linear_attn.norm",
-    "attn.out_proj": "linear_attn.out_proj",
-    "ffn.router": "mlp.gate",
-}
-_TABLES = {
-    **EXPERTS,
-    "attn.A_log": "linear_attn.A_log",
-    "attn.dt_bias": "linear_attn.dt_bias",
-}
-del _TABLES["ffn.router.weight"]
+
+def _words(kv_heads: int, *more: Key | Section) -> Words:
+    return words(
+        _DENSE,
+        SILU,
+        rotary(fraction=0.25),
+        DELTAS,
+        *more,
+        max_position_embeddings=32_768,
+        num_key_value_heads=kv_heads,
+        head_dim=256,
+        attention_bias=False,
+    )
 
 
-def weights(model: Model) -> Table:
-    """The names of its weights: a file has a head's query and its gate together."""
-    queries = [
+WORDS, WORDS_3_5 = _words(2, MIXTURES), _words(4)
+NEXT = {"in_proj_qkvz": "in_q in_k in_v in_gate", "in_proj_ba": "learn fade"}
+NAMES_3_5 = {
+    "in_proj_qkv": "in_q in_k in_v",
+    "in_proj_z": "in_gate",
+    "in_proj_b": "learn",
+    "in_proj_a": "fade",
+}
+_TABLES = {**EXPERTS, **under("linear_attn", {"A_log": "A_log", "dt_bias": "dt_bias"})}
+
+
+def weights(model: Model, names: Names = NEXT) -> Table:
+    """The names of its weights; a file deals rows of several layers out to heads."""
+    key_heads = first_layer(model, _DELTA).key_heads if names is NEXT else 1
+    rows = [(f"linear_attn.{name}", layers, key_heads) for name, layers in names.items()]
+    rows.append(("self_attn.q_proj", "q gate", stack(model).heads))
+    dealt = [
         NameRule(
-            f"{THEIRS}.self_attn.q_proj.{end}",
-            tuple(f"{OURS}.attn.{name}.{end}" for name in ("q", "gate")),
-            axes=turn,
-            heads=stack(model).heads,
+            f"{THEIRS}.{name}.{end}",
+            tuple(f"{OURS}.attn.{layer}.{end}" for layer in layers.split()),
+            groups=groups,
         )
-        for end, turn in {
-            "weight": "(h 2 d) c -> (2 h d) c",
-            "bias": "(h 2 d) -> (2 h d)",
-        }.items()
+        for name, layers, groups in rows
+        for end in ("weight", "bias")
     ]
-    return table(_LAYERS, QK_NORMS, GATED, SHARED_EXPERT, NORMS, tables=_TABLES, more=queries)
+    layers = {**ATTENTION, **under("linear_attn", LAYERS)}
+    del layers["attn.q"], layers["attn.in_proj"]
+    return table(layers, QK_NORMS, GATED, SHARED_EXPERT, NORMS, tables=_TABLES, more=dealt)
 
 
 QWEN3_NEXT = Recipe(
@@ -152,4 +141,28 @@ QWEN3_NEXT = Recipe(
     words=WORDS,
     family="Qwen3Next",
     weights=weights,
+)
+
+
+def _qwen3_5(dim: int, depth: int, heads: int, values: int, hidden: int, tied: bool) -> Decoder:
+    attention = replace(_ATTENTION, heads=heads, kv_heads=2 if heads == 8 else 4)
+    delta = replace(_DELTA, value_heads=values)
+    return qwen3_next(dim, depth, attention, delta, GatedMLP(hidden), 248_320, tied)
+
+
+QWEN3_5 = Recipe(
+    name="qwen3_5",
+    paper="Qwen Team 2026, Qwen3.5; Yang et al. 2024, Gated Delta Networks (arXiv 2412.06464)",
+    sizes={
+        "0.8b": _qwen3_5(1024, 24, 8, 16, 3584, True),
+        "2b": _qwen3_5(2048, 24, 8, 16, 6144, True),
+        "4b": _qwen3_5(2560, 32, 16, 32, 9216, True),
+        "9b": _qwen3_5(4096, 32, 16, 32, 12_288, False),
+        "27b": _qwen3_5(5120, 64, 24, 48, 17_408, False),
+    },
+    architectures=("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
+    model_type="qwen3_5_text",
+    tokenizer="Qwen/Qwen3.5-0.8B",
+    words=WORDS_3_5,
+    weights=partial(weights, names=NAMES_3_5),
 )

@@ -55,3 +55,14 @@ class RoutedMoE(config.MoE):
     def idle(self, name: str, size: int) -> int:
         """Numbers of the parameter ``name`` in experts that a token does not visit."""
         return 0 if name == "correction" else super().idle(name, size)
+
+
+@config.member(config.FeedForward)
+class ScaledInputMoE(RoutedMoE):
+    """A mixture whose router scales the input of a token's expert, not its output (Llama 4)."""
+
+    shapes = RoutedMoE.shapes
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        need(self.top_k == 1, f"ScaledInputMoE.top_k is {self.top_k}; a token goes to 1 expert.")

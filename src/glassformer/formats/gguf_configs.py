@@ -137,7 +137,7 @@ def llama3_factors(scaling: Llama3Scaling, width: int, theta: float) -> list[flo
     for pair in range(width // 2):
         turns = scaling.original_context / (2 * math.pi * theta ** (2 * pair / width))
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        smooth = min(max((turns - low) / max(high - low, 1e-9), 0.0), 1.0)
         divisors.append(1 / ((1 - smooth) / scaling.factor + smooth))
     return divisors
 

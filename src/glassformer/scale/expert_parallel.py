@@ -58,8 +58,8 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
     cuts: dict[str, Cut] = {}
     for path, module in model.named_modules():
         if isinstance(module, MoE):
-            mixture: Any = module  # of the class that it is given here
-            mixture.__class__ = SharedExperts
+            mixture: Any = module  # it chooses and activates as its own class does
+            mixture.__class__ = type(type(module).__name__, (SharedExperts, type(module)), {})
             share = module.cfg.experts // group.size()
             cut = Cut(
                 "expert", 0, group.rank() * share, (group.rank() + 1) * share, module.cfg.experts

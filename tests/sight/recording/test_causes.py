@@ -179,6 +179,9 @@ def address_of(part: Any, model: Model, trace: ModuleTrace, at: int) -> str:
         value = reading[f"{above}.out.weight"][0].inputs[0]
         size = value.shape[-1] // model.get_submodule(above).heads
         return f"{value.address}[0,{at},{part.index * size}:{(part.index + 1) * size}]"
+    if part.kind == "mixer" and f"{above}.down.weight" in reading:  # gated after it
+        after = trace.operations.index(reading[f"{above}.down.weight"][0]) + 1
+        return f"{trace.operations[after].outputs[0].address}[0,{at}]"
     if part.kind == "mixer":
         return f"{reading[f'{above}.out_proj.weight'][0].outputs[0].address}[0,{at}]"
     if part.kind == "expert":

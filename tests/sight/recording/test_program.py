@@ -12,7 +12,7 @@ from glassformer.core.nn import build_model
 from glassformer.sight.recording.program import program
 from glassformer.sight.recording.trace import Trace
 
-RECURRENT = {*tiny.RECURRENT, "reader", "mamba2", "qwen3_next"}
+RECURRENT = {*tiny.RECURRENT, "reader", "mamba2", "qwen3_next", "rwkv"}
 
 
 def traced(cfg, length=20, beside=14, seed=5, **options):

@@ -27,8 +27,8 @@ class Llama3Scaling:
     def __post_init__(self) -> None:
         low, high = self.low_freq_factor, self.high_freq_factor
         need(
-            low < high,
-            f"Llama3Scaling.low_freq_factor is {low}; give less than high_freq_factor ({high}).",
+            low <= high,
+            f"Llama3Scaling.low_freq_factor is {low}; give at most high_freq_factor ({high}).",
         )
 
 

@@ -13,7 +13,7 @@ from ...core.nn.attention import Attention
 from ...core.nn.build import builds
 from ...core.nn.cache import ExternalKV, MixerState
 from ...core.nn.flow import Flow, TracedModule
-from ...core.nn.layers import linear
+from ...core.nn.layers import fused_linear, linear
 from ...core.nn.position import Position
 from ..mixers import GatedAttention, GatedDelta
 from .scan import CausalConv, scan, split_heads, states_of
@@ -39,10 +39,10 @@ class NormThenGate(nn.Module):
 class GatedDeltaModule(TracedModule):
     """Project, convolve, learn and read the state, norm, gate, project back.
 
-    ``in_proj`` and ``rates`` have the rows of each key head together: its query, its key, its
-    values and their gates; how fast its values learn and how fast they fade.
+    ``learn`` and ``fade`` say how fast the state of a value head learns and fades.
     """
 
+    fused_projections = ("in_q", "in_k", "in_v", "in_gate", "learn", "fade")
     writes = ("out_proj.weight",)
 
     def __init__(self, cfg: GatedDelta, dim: int, causal: bool, dropout: float) -> None:
@@ -51,8 +51,11 @@ class GatedDeltaModule(TracedModule):
         self.cfg = cfg
         self.A_log = nn.Parameter(torch.empty(cfg.value_heads))
         self.dt_bias = nn.Parameter(torch.empty(cfg.value_heads))
-        self.in_proj = linear(dim, cfg.channels + cfg.inner, bias=False)
-        self.rates = linear(dim, 2 * cfg.value_heads, bias=False)
+        keys, inner = cfg.key_heads * cfg.key_dim, cfg.inner
+        self.in_q, self.in_k = linear(dim, keys, bias=False), linear(dim, keys, bias=False)
+        self.in_v, self.in_gate = linear(dim, inner, bias=False), linear(dim, inner, bias=False)
+        self.learn = linear(dim, cfg.value_heads, bias=False)
+        self.fade = linear(dim, cfg.value_heads, bias=False)
         self.conv = CausalConv(cfg.channels, cfg.kernel, bias=False)
         self.norm = NormThenGate(cfg.value_dim, cfg.eps)
         self.out_proj = linear(cfg.inner, dim, bias=False)
@@ -64,12 +67,9 @@ class GatedDeltaModule(TracedModule):
         cfg, wide = self.cfg, torch.promote_types(x.dtype, torch.float32)
         x = flow.look(self, "in", x)
         share = cfg.value_heads // cfg.key_heads
-        values = share * cfg.value_dim
-        rows = self.in_proj(x).view(*x.shape[:2], cfg.key_heads, -1)
-        tensors = torch.split(rows, [cfg.key_dim, cfg.key_dim, values, values], -1)
-        q, k, v, gate = (x.flatten(2) for x in tensors)
-        rates = self.rates(x).to(wide).view(*x.shape[:2], cfg.key_heads, -1)
-        learn, fade = (x.flatten(2).transpose(1, 2) for x in torch.split(rates, share, -1))
+        layers = [getattr(self, name) for name in self.fused_projections]
+        q, k, v, gate, learn, fade = fused_linear(x, *layers)
+        learn, fade = (rate.to(wide).transpose(1, 2) for rate in (learn, fade))
         before, hidden = states_of(state)
         mixed, last = self.conv(torch.cat((q, k, v), -1), flow, before)
         sizes = [q.shape[-1], k.shape[-1], v.shape[-1]]

@@ -7,13 +7,16 @@ logits (B, T, E) --sigmoid--> scores --+ correction, best groups, top k--> chose
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.nn.build import builds
-from ...core.nn.experts import MoE
-from ..routed import RoutedMoE
+from ...core.nn.experts import Dispatch, MoE
+from ...core.nn.flow import Flow
+from ..routed import RoutedMoE, ScaledInputMoE
 
 
 @builds(RoutedMoE)
@@ -62,7 +65,27 @@ class RoutedMoEModule(MoE):
             nn.init.zeros_(self.correction)
 
 
-def whole_vectors(logits: Tensor) -> Tensor:
-    """Logits (..., E) padded to whole vectors: torch's scalar loop at a tensor's end rounds a sigmoid
-    otherwise, and a token's experts would depend on the number of tokens beside it."""
-    return F.pad(logits, (0, -logits.shape[-1] % 32))
+@builds(ScaledInputMoE)
+class ScaledInputMoEModule(RoutedMoEModule):
+    """expert(weight * x): each of the three ways to compute it, with weights of 1 behind it."""
+
+    def decode(self, x: Tensor, weight: Tensor, chosen: Tensor, flow: Flow) -> Tensor:
+        return super().decode(x * weight.to(x.dtype), torch.ones_like(weight), chosen, flow)
+
+    def reference(self, x: Tensor, choices: Dispatch) -> Tensor:
+        return super().reference(*scaled(x, choices))
+
+    def grouped_forward(self, x: Tensor, choices: Dispatch, flow: Flow) -> Tensor:
+        return super().grouped_forward(*scaled(x, choices), flow)
+
+
+def scaled(x: Tensor, choices: Dispatch) -> tuple[Tensor, Dispatch]:
+    """x (B, T, C) times the weight of each token's expert, and choices that weigh 1."""
+    weight = choices.weight.view(*x.shape[:2], 1).to(x.dtype)
+    return x * weight, replace(choices, weight=torch.ones_like(choices.weight))
+
+
+def whole_vectors(x: Tensor) -> Tensor:
+    """x (..., E) padded to whole vectors: torch's scalar loop at a tensor's end rounds a sigmoid or a
+    logarithm otherwise, and what a token is answered would depend on the tokens beside it."""
+    return F.pad(x, (0, -x.shape[-1] % 32))

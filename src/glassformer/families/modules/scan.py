@@ -25,33 +25,40 @@ class CausalConv(nn.Module):
 
     def forward(self, x: Tensor, flow: Flow, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """x (B, T, C), after the tokens ``before`` (B, K-1, C) -> the sums, and the last K-1."""
-        rows, columns, channels = x.shape
-        taps = self.weight.shape[-1]
-        if before is None:
-            before = x.new_zeros(rows, taps - 1, channels)
-        pos = flow.pos.expand(rows, columns)
-        order = None
-        if not flow.contiguous:  # padding first, then what a cache holds, then tokens
-            is_token = torch.cat((pos.new_ones(rows, taps - 1), (pos >= 0).to(pos.dtype)), 1)
-            order = is_token.argsort(dim=1, stable=True)
-            pos = torch.cat((pos.new_full((rows, taps - 1), taps), pos), 1).gather(1, order)
-            pos = pos[:, taps - 1 :]
-        x = torch.cat((before, x), 1)
-        if order is not None:
-            x = x.gather(1, order[..., None].expand_as(x))
-        total = x[:, taps - 1 :] * self.weight[:, 0, -1]
-        for back in range(1, taps):
-            earlier = x[:, taps - 1 - back : taps - 1 - back + columns]
-            earlier = torch.where((pos >= back)[..., None], earlier, 0.0)
-            total = total + earlier * self.weight[:, 0, -1 - back]
-        if self.bias is not None:
-            total = total + self.bias
-        last = x[:, columns:]
-        if order is not None:  # back to the places where tokens stood
-            places = order.argsort(dim=1)[:, taps - 1 :] - (taps - 1)
-            places = places.clamp(min=0)[..., None]
-            total = total.gather(1, places.expand(rows, columns, channels))
-        return total, last
+        return convolve(x, self.weight, self.bias, flow, before)
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, flow: Flow, before: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """x (B, T, C) by a weight (C, 1, K): the sums of each document, and the last K-1 tokens."""
+    rows, columns, channels = x.shape
+    taps = weight.shape[-1]
+    if before is None:
+        before = x.new_zeros(rows, taps - 1, channels)
+    pos = flow.pos.expand(rows, columns)
+    order = None
+    if not flow.contiguous:  # padding first, then what a cache holds, then tokens
+        is_token = torch.cat((pos.new_ones(rows, taps - 1), (pos >= 0).to(pos.dtype)), 1)
+        order = is_token.argsort(dim=1, stable=True)
+        pos = torch.cat((pos.new_full((rows, taps - 1), taps), pos), 1).gather(1, order)
+        pos = pos[:, taps - 1 :]
+    x = torch.cat((before, x), 1)
+    if order is not None:
+        x = x.gather(1, order[..., None].expand_as(x))
+    total = x[:, taps - 1 :] * weight[:, 0, -1]
+    for back in range(1, taps):
+        earlier = x[:, taps - 1 - back : taps - 1 - back + columns]
+        earlier = torch.where((pos >= back)[..., None], earlier, 0.0)
+        total = total + earlier * weight[:, 0, -1 - back]
+    if bias is not None:
+        total = total + bias
+    last = x[:, columns:]
+    if order is not None:  # back to the places where tokens stood
+        places = order.argsort(dim=1)[:, taps - 1 :] - (taps - 1)
+        places = places.clamp(min=0)[..., None]
+        total = total.gather(1, places.expand(rows, columns, channels))
+    return total, last
 
 
 def scan(

@@ -72,6 +72,7 @@ class Mamba2Module(TracedModule):
             for x in (keys, queries)
         )
         step = F.softplus(dt.to(wide) + self.dt_bias.to(wide)).transpose(1, 2)  # (B, H, T)
+        step = step if cfg.least_step is None else step.clamp(min=cfg.least_step)
         decay = -self.A_log.to(wide).exp()[:, None] * step
         output, hidden = scan(queries, keys, values * step[..., None], decay, flow, hidden)
         if state is not None:

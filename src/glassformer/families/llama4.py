@@ -1,0 +1,190 @@
+"""Llama 4: rotary blocks that see chunks, blocks without positions that see everything, and experts
+whose input is scaled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.config import (
+    Attention,
+    Block,
+    Chunk,
+    Decoder,
+    Full,
+    GatedMLP,
+    Llama3Scaling,
+    Model,
+    NoPosition,
+    RMSNorm,
+    Rotary,
+)
+from .decoders import (
+    ATTENTION,
+    GATE_UP,
+    NORMS,
+    OURS,
+    PROJECTIONS,
+    THEIRS,
+    Choice,
+    blocks_of,
+    decoder,
+    first_block,
+    first_layer,
+    numbers,
+    read_kinds,
+    read_numbers,
+    read_rotary,
+    table,
+    turned,
+    variant,
+    window_of,
+    with_blocks,
+    words,
+)
+from .keys import Section, layer_keys, read_keys, write_keys
+from .mixers import TunedAttention
+from .mixtral import STILL_ROUTER
+from .names import NameRule, under
+from .recipe import ConfigReader, Recipe, Settings
+from .routed import ScaledInputMoE
+
+NORM = RMSNorm(1e-5)
+KINDS = ("chunked_attention", "full_attention")
+QK_NORM = RMSNorm(1e-5, gain=False)
+MIXTURE = ScaledInputMoE(
+    16,
+    1,
+    GatedMLP(8192),
+    shared=GatedMLP(8192),
+    correction=False,
+    normalize=False,
+    balance_loss=0.001,
+)
+TUNED = TunedAttention(1)
+TUNING = layer_keys(TUNED, floor_scale="length", attn_scale="strength")
+
+
+def llama4(
+    experts: int, every: int, context: int, qk_norm: RMSNorm | None, rope: Rotary
+) -> Decoder:
+    """The shape of Llama 4: width 5,120, 48 blocks, 40 heads and 8 key-value heads of 128, 202,048
+    tokens, and experts in each block or in every second."""
+    mixture = replace(MIXTURE, experts=experts)
+    thinks = (mixture, mixture) if every == 1 else (GatedMLP(16_384), mixture)
+    attention = Attention(40, 8, 128, qk_norm=qk_norm, mask=Chunk(8192))
+    blocks = [Block(attention, thinks[i % 2], NORM) for i in range(3)]
+    last = Block(TunedAttention(40, 8, 128), mixture, NORM, position=NoPosition())
+    return decoder(5120, 48, context, 202_048, (*blocks, last), rope)
+
+
+def _rotary(raw: ConfigReader) -> Rotary:
+    # a norm after the turn takes a size of what turns out again
+    kinds = ("default", "linear", "llama3")
+    return replace(read_rotary(raw, 500_000.0, kinds=kinds), interleaved=True)
+
+
+def _read_attention(raw: ConfigReader, model: Decoder) -> Decoder:
+    """Blocks that turn, with a norm, and blocks without positions, whose queries grow."""
+    blocks, every = blocks_of(model), raw.integer("no_rope_layer_interval", 4)
+    depth = len(blocks)
+    turns = raw.value("no_rope_layers", None) or [(i + 1) % every != 0 for i in range(depth)]
+    raw.must(isinstance(turns, list) and len(turns) >= depth, "no_rope_layers", f"{depth} numbers")
+    kinds = read_kinds(raw, KINDS, [KINDS[not turn] for turn in turns[:depth]])
+    turning: Any = first_block(model).attention
+    still = replace(turning, qk_norm=None)
+    turning = turning if raw.flag("use_qk_norm", True) else still
+    if raw.value("attn_temperature_tuning", True):
+        still = read_keys(raw, TunedAttention(**vars(still)), TUNING)
+    size = window_of(raw, 8192, "attention_chunk_size")
+    masks = [Chunk(size) if kind == KINDS[0] else Full() for kind in kinds]
+    return with_blocks(
+        model,
+        [
+            replace(
+                block,
+                attention=replace(turning if turns[i] else still, mask=masks[i]),
+                position=None if turns[i] else NoPosition(),
+            )
+            for i, block in enumerate(blocks)
+        ],
+    )
+
+
+def _write_attention(model: Model) -> Settings:
+    blocks: list[Any] = blocks_of(model)
+    masks = [getattr(block.attention, "mask", None) for block in blocks]
+    sizes = [mask.size for mask in masks if isinstance(mask, Chunk)]
+    return {
+        **write_keys(first_layer(model, TUNED), TUNING),
+        "attn_temperature_tuning": any(isinstance(b.attention, TunedAttention) for b in blocks),
+        "use_qk_norm": any(getattr(block.attention, "qk_norm", None) for block in blocks),
+        "attention_chunk_size": [*sizes, 8192][0],
+        "layer_types": [KINDS[not isinstance(mask, Chunk)] for mask in masks],
+        "no_rope_layers": [int(block.position is None) for block in blocks],
+    }
+
+
+def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
+    step = raw.integer("interleave_moe_layer_step", 1)
+    listed = read_numbers(raw, "moe_layers", range(step - 1, depth, step))
+    return [i in listed for i in range(depth)]
+
+
+WORDS = words(
+    decoder(5120, 1, 1, 1, Block(Attention(40, qk_norm=QK_NORM), GatedMLP(1), NORM), Rotary()),
+    STILL_ROUTER,
+    turned(_rotary),
+    Section(_read_attention, _write_attention),
+    variant(
+        "feedforward",
+        MIXTURE,
+        Choice(_mixtures, lambda chosen: {"moe_layers": numbers(chosen)}),
+        lambda raw, mlp: replace(MIXTURE, expert=mlp, shared=mlp),
+        num_local_experts="experts",
+        num_experts_per_tok="top_k",
+        intermediate_size="expert.hidden shared.hidden",
+        router_aux_loss_coef="balance_loss",
+    ),
+    max_position_embeddings=131_072,
+    num_key_value_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    attention_bias=False,
+    intermediate_size_mlp=(16_384, "feedforward.hidden"),
+)
+
+_EXPERTS = f"{THEIRS}.feed_forward.experts"
+LLAMA4 = Recipe(
+    name="llama4",
+    paper="Meta 2025, The Llama 4 herd",
+    sizes={
+        "scout-17b-16e": llama4(
+            16,
+            1,
+            10_485_760,
+            QK_NORM,
+            Rotary(500_000.0, scaling=Llama3Scaling(16.0, 1.0, 1.0, 8192), interleaved=True),
+        ),
+        "maverick-17b-128e": llama4(128, 2, 1_048_576, None, Rotary(500_000.0, interleaved=True)),
+    },
+    architectures=("Llama4ForCausalLM", "Llama4TextModel"),
+    model_type="llama4_text",
+    tokenizer="meta-llama/Llama-4-Scout-17B-16E",
+    words=WORDS,
+    weights=table(
+        ATTENTION,
+        NORMS,
+        {"ffn.router": "feed_forward.router"},
+        under("feed_forward", PROJECTIONS, "ffn."),
+        under("feed_forward.shared_expert", PROJECTIONS, "ffn.shared."),
+        more=(
+            NameRule(
+                f"{_EXPERTS}.gate_up_proj",
+                GATE_UP,
+                axes="e c (2 d) -> (2 e) d c",
+            ),
+            NameRule(f"{_EXPERTS}.down_proj", f"{OURS}.ffn.down", transpose=True),
+        ),
+    ),
+)

@@ -1,0 +1,144 @@
+"""RWKV-4: no attention; a mean of values that forgets, and a feed-forward that reads the token before.
+
+Each block of a file is two blocks here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.config import Block, Decoder, LayerNorm, Model, NoPosition
+from ..core.errors import need
+from .decoders import NO_NAMES, OURS, blocks_of, decoder, first_layer, stack, table
+from .keys import MOST_BLOCKS, MOST_HIDDEN, Section, Words, keys
+from .mixers import ChannelMix, TimeMix
+from .names import NameRule, Names, Table, placed, under
+from .recipe import ConfigReader, Recipe, Settings, tile
+
+LAST_EPS = 1e-5  # of the last norm, whatever a file says
+
+
+def rwkv(
+    dim: int, depth: int, inner: int = 0, hidden: int = 0, every: int = 6, eps: float = 1e-5
+) -> Decoder:
+    """The shape of RWKV-4: 50,277 tokens, 1,024 positions.
+
+    Their files halve the residual stream after each ``every`` blocks. A norm sees that as an eps
+    four times as large.
+    """
+    time: Any = TimeMix(inner or dim)
+    channel: Any = ChannelMix(hidden or 4 * dim)
+    sizes = [4.0 ** (i // every if every else 0) for i in range(depth + 1)]
+    norms = [LayerNorm(eps * size) for size in sizes[:-1]]
+    blocks = tile([Block(mixer, None, norm) for norm in norms for mixer in (time, channel)])
+    last_norm = LayerNorm(LAST_EPS * sizes[-1])
+    ends: Any = {"first_norm": norms[0], "last_norm": last_norm}
+    return decoder(dim, 2 * depth, 1024, 50_277, blocks, NoPosition(), **ends)
+
+
+def _read_blocks(raw: ConfigReader, model: Any) -> Any:
+    every = raw.value("rescale_every", 6)
+    raw.must(type(every) is int, "rescale_every", "a number of blocks, or 0")
+    shape = rwkv(
+        model.dim,
+        raw.integer("num_hidden_layers", 32, most=MOST_BLOCKS),
+        raw.integer("attention_hidden_size", model.dim, most=MOST_HIDDEN),
+        raw.integer("intermediate_size", 4 * model.dim, most=MOST_HIDDEN),
+        max(every, 0),
+        raw.number("layer_norm_epsilon", 1e-5, most=1.0),
+    )
+    return replace(model, decoder=shape.decoder)
+
+
+def _write_blocks(model: Model) -> Settings:
+    last: Any = stack(model).last_norm
+    norms: list[Any] = [block.norm for block in blocks_of(model)[::2]]
+    need(
+        all(isinstance(norm, LayerNorm) for norm in (*norms, last)),
+        "The rwkv layout holds blocks with LayerNorm.",
+    )
+    ratios = [norm.eps / norms[0].eps for norm in norms] + [last.eps / LAST_EPS]
+    return {
+        "num_hidden_layers": len(norms),
+        "attention_hidden_size": first_layer(model, TimeMix(1)).inner,
+        "intermediate_size": first_layer(model, ChannelMix(1)).hidden,
+        "layer_norm_epsilon": norms[0].eps,
+        "rescale_every": next((i for i, ratio in enumerate(ratios) if ratio != 1), 0),
+    }
+
+
+WORDS = Words(
+    rwkv(768, 1),
+    keys(
+        "hidden_size",
+        vocab_size=50_277,
+        context_length=(1024, "context"),
+        tie_word_embeddings=False,
+    ),
+    (Section(_read_blocks, _write_blocks),),
+)
+
+_FILE = "rwkv.blocks.{i}"
+
+
+def _table(layer: str, norm: str, layers: Names, tables: Names = NO_NAMES) -> Table:
+    """The table of one of a file's two layers in a block."""
+    mixes = (
+        NameRule(
+            f"{_FILE}.{layer}.time_mix_{word}",
+            f"{OURS}.attn.mix_{word[0]}",
+            axes="1 h c -> (1 h c)",
+        )
+        for word in ("key", "value", "receptance")
+    )
+    return table(
+        {"attn_norm": norm},
+        under(layer, layers),
+        tables=under(layer, tables),
+        more=tuple(mixes),
+        layer=_FILE,
+        token="rwkv.embeddings",
+        last_norm="rwkv.ln_out",
+        outside={"rwkv.blocks.0.pre_ln": "decoder.first_norm"},
+        head="head",
+        prefix="rwkv.",
+        ignore=(),
+    )
+
+
+TIME = _table(
+    "attention",
+    "ln1",
+    {"k": "key", "v": "value", "r": "receptance", "out_proj": "output"},
+    {"decay": "time_decay", "bonus": "time_first"},
+)
+CHANNEL = _table("feed_forward", "ln2", {"up": "key", "down": "value", "r": "receptance"})
+
+
+def weights(model: Model) -> Table:
+    """The names of its weights: a file's layer is two blocks here."""
+    rules = (
+        rule
+        for first, layer in enumerate((TIME, CHANNEL))
+        for rule in placed(layer.rules, map(str, range(first, stack(model).depth, 2)))
+    )
+    return replace(TIME, rules=tuple(dict.fromkeys(rules)))
+
+
+RWKV = Recipe(
+    name="rwkv",
+    paper="Peng et al. 2023, RWKV: Reinventing RNNs for the Transformer Era (arXiv 2305.13048)",
+    sizes={
+        "169m": rwkv(768, 12),
+        "430m": rwkv(1024, 24),
+        "1.5b": rwkv(2048, 24),
+        "3b": rwkv(2560, 32),
+        "7b": rwkv(4096, 32),
+        "14b": rwkv(5120, 40),
+    },
+    tokenizer="RWKV/rwkv-4-169m-pile",
+    words=WORDS,
+    family="Rwkv",
+    weights=weights,
+)

@@ -39,7 +39,8 @@ def read_prompts(source: str) -> list[str]:
     name, content = (
         ("Standard input", standard_input()) if source == "-" else (source, read_file(source))
     )
-    lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
+    content = content.removeprefix("\ufeff").removesuffix("\n")  # as corpora and examples are read
+    lines = [line.removesuffix("\r") for line in content.split("\n")]
     need(lines != [""], f"{name} is empty; give a text a line.")
     if source.endswith((".jsonl", ".ndjson")) or lines[0].startswith('{"'):
         lines = [
@@ -52,7 +53,7 @@ def read_prompts(source: str) -> list[str]:
 
 def read_file(name: str) -> str:
     try:
-        return Path(name).read_text(encoding="utf-8")
+        return Path(name).read_bytes().decode("utf-8")
     except OSError as error:
         hint = files.nearest_path(Path(name))
         raise UserError(

@@ -48,6 +48,17 @@ def test_an_adapter_goes_out_and_comes_back(saved, tmp_path):
     near(loaded(tmp_path / "a"), logits(saved))
 
 
+def test_other_weights_under_the_name_of_the_base_are_refused(saved, tmp_path):
+    """A folder that was written again, or a hub's name that has moved on."""
+    near(loaded(tmp_path / "a"), logits(saved))
+    base, _ = store.load(tmp_path / "base")
+    with torch.no_grad():
+        base.decoder.blocks[0].attn.k.weight.neg_()
+    store.save(base, tmp_path / "base")
+    with mistake("a change of .*/base, whose weights are no longer those that it was made with"):
+        store.load(tmp_path / "a")
+
+
 @pytest.mark.parametrize(
     "saved, expected",
     [

@@ -41,15 +41,14 @@ def parse_lengths(text: str) -> list[int]:
 
 
 # the options that each kind of figures reads, beside --data, --batch and --edit
-TEXT = "a text's loss", "field separator context stride"
-LABELS = "labels", "columns before cut"
-TAGS = "labels of words", "columns before"
-TARGETS = (
-    "targets",
-    "target columns before figures beams length_penalty max_new cut lower tokenised whole_words "
-    "lengths out",
-)
-TASKS = "--tasks", ""
+READS = {
+    "the loss of a text": "field separator context stride",
+    "labels": "columns before cut",
+    "labels of words": "columns before",
+    "targets": "target columns before figures beams length_penalty max_new cut lower tokenised "
+    "whole_words lengths out",
+    "--tasks": "",
+}
 
 Names = Annotated[tuple[str, ...], split_names]
 Lengths = Annotated[tuple[int, ...], parse_lengths]
@@ -140,9 +139,9 @@ class Evaluation:
         )
         return self.score_text(model, tokenizer)
 
-    def reads(self, kind: str, names: str) -> None:
+    def reads(self, kind: str) -> None:
         """Refuses an option that changes nothing in figures of this kind."""
-        read = {"data", "batch", "edit", *names.split()}
+        read = {"data", "batch", "edit", *READS[kind].split()}
         for field in fields(self):
             need(
                 field.name in read or getattr(self, field.name) in (field.default, {}),
@@ -153,7 +152,7 @@ class Evaluation:
         """Returns the loss of a text."""
         from ..tasks import evaluation
 
-        self.reads(*TEXT)
+        self.reads("the loss of a text")
         corpus = find_corpus(self.data, self.field, self.separator)  # type: ignore[arg-type]
         context = model.config.context if self.context is None else self.context
         stride = max(context // 2, 1) if self.stride is None else self.stride
@@ -189,7 +188,7 @@ class Evaluation:
         from ..tasks import evaluation, translation
         from ..tasks.objectives import Seq2Seq
 
-        self.reads(*TARGETS)
+        self.reads("targets")
         examples = self.examples(Seq2Seq())
         note(
             f"{count_noun(len(examples), 'text')}, {self.beams} beams each, up to {self.max_new} "
@@ -238,7 +237,7 @@ class Evaluation:
         from ..tasks import evaluation, predictions
         from ..tasks.objectives import Classify
 
-        self.reads(*LABELS)
+        self.reads("labels")
         count = model.config.pool.labels
         names = None if count == 1 else predictions.label_names(model)
         examples = self.examples(Classify(regression=count == 1), names)
@@ -274,7 +273,7 @@ class Evaluation:
         from ..tasks import evaluation, predictions
         from ..tasks.objectives import Tag
 
-        self.reads(*TAGS)
+        self.reads("labels of words")
         names = predictions.label_names(model)
         examples = self.examples(Tag(), names)
         outputs = predictions.tag(
@@ -352,7 +351,7 @@ def run(
     if tasks is not None:
         from .harness import evaluate_tasks
 
-        evaluation.reads(*TASKS)
+        evaluation.reads("--tasks")
         need(
             task_files is None or task_files.is_dir(),
             f"--task-files {task_files} is not a folder; give one that holds YAML files.",

@@ -377,7 +377,8 @@ def test_perplexity_is_explained(model, terminal):
 
 
 @pytest.mark.parametrize(
-    "options", ["--out new.txt", "--beams 3", "--figures bleu", "--before x", "--lower", "--shots 2"]
+    "options",
+    ["--out new.txt", "--beams 3", "--figures bleu", "--before x", "--lower", "--shots 2"],
 )
 def test_an_option_of_other_figures_is_refused(options, model, terminal):
     """A text's loss is no translation, and no task of a harness."""

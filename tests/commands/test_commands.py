@@ -234,8 +234,8 @@ def test_many_prompts_into_a_file_say_what_they_say_at_once(model, tmp_path, ter
 def test_prompts_come_from_a_file_and_from_standard_input(model, tmp_path, terminal):
     lines = tmp_path / "lines.txt"
     table = tmp_path / "table.jsonl"
-    lines.write_text("one\r\ntwo\u2028 and\n")
-    table.write_text('{"text": "one"}\n{"prompt": "two\\u2028 and"}\n')
+    lines.write_bytes("\ufeffone\r\ntwo\u2028 and\n".encode())  # as Windows writes them
+    table.write_text('\ufeff{"text": "one"}\n{"prompt": "two\\u2028 and"}\n')
 
     def rows(*words, stdin=b""):
         line = f"generate {model} --max-new 2 --temperature 0"
@@ -374,6 +374,16 @@ def test_perplexity_is_explained(model, terminal):
     assert "in windows that move on by 8 (--stride)" in terminal.notes
     data = terminal.json(line)
     assert (data["context"], data["stride"]) == (16, 8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--out new.txt", "--beams 3", "--figures bleu", "--before x", "--lower", "--shots 2"],
+)
+def test_an_option_of_other_figures_is_refused(options, model, terminal):
+    """A text's loss is no translation, and no task of a harness."""
+    sentence = terminal.refused(f"eval {model} --data {__file__} {options}")
+    assert options.split()[0] in sentence and "leave" in sentence
 
 
 def test_long_work_is_heard_of_outside_a_terminal(monkeypatch, capsys):

@@ -70,6 +70,7 @@ def test_what_of_a_model_loads(terminal, tmp_path):
     "changes, count, sentence",
     [
         ({"architectures": ["NonesuchForCausalLM"]}, 1, "--with-transformers"),
+        ({"architectures": [None]}, 1, "names no model"),
         ({"attention_bias": True}, 1, "the files lack model.layers.0.self_attn.q_proj.bias"),
         ({"hidden_size": 64}, 1, "has shape"),
         ({"chat_template": 1}, 0, ""),

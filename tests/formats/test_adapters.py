@@ -11,6 +11,8 @@ from torch.testing import assert_close
 
 import tiny
 from changed import logits, moved
+from glassformer import families as recipes
+from glassformer.core.config import serial
 from glassformer.core.nn import build_model
 from glassformer.formats import adapters, store
 from glassformer.formats.checkpoint import Checkpoint
@@ -46,6 +48,17 @@ def test_an_adapter_goes_out_and_comes_back(saved, tmp_path):
     assert tiny.equal_tensors(*(dict(model.named_parameters()) for model in (saved, again)))
     (tmp_path / "a" / "config.json").unlink()  # as PEFT itself leaves it
     near(loaded(tmp_path / "a"), logits(saved))
+
+
+def test_other_weights_under_the_name_of_the_base_are_refused(saved, tmp_path):
+    """A folder that was written again, or a hub's name that has moved on."""
+    near(loaded(tmp_path / "a"), logits(saved))
+    base, _ = store.load(tmp_path / "base")
+    with torch.no_grad():
+        base.decoder.blocks[0].attn.k.weight.neg_()
+    store.save(base, tmp_path / "base")
+    with mistake("a change of .*/base, whose weights are no longer those that it was made with"):
+        store.load(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +100,22 @@ def test_peft_gives_the_same_logits(saved, tmp_path):
 def test_an_adapter_of_another_base(peft):
     with mistake(r"changes nose.weight, which its base does not have"):
         peft({}, {"base_model.model.nose.weight": torch.ones(1)})
+
+
+def test_one_expert_of_a_weight_that_holds_all_is_refused(tmp_path):
+    small = {"dim": 32, "context": 32, "embed.vocab": 40, "decoder.depth": 1}
+    attention = {"attention.heads": 4, "attention.kv_heads": 2, "attention.head_dim": 8}
+    small |= {f"decoder.pattern.{path}": n for path, n in attention.items()}
+    small |= {"decoder.pattern.feedforward.expert.hidden": 24}
+    model = build_model(serial.change(recipes.find("mixtral/8x7b"), small), seed=1)
+    store.save(model, tmp_path / "base", layout="hf")
+    page = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base")}
+    (tmp_path / adapters.PAGE).write_text(json.dumps(page))
+    name = "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
+    whole = {f"base_model.model.{name.format(1)}": torch.ones(24, 32)}
+    save_file(whole, tmp_path / adapters.TENSORS)
+    with mistake(f"a part of a weight that its base keeps whole; add {name.format(0)}"):
+        store.load(tmp_path)
 
 
 def test_an_adapter_without_its_base(saved, tmp_path):

@@ -136,6 +136,7 @@ def test_equal_to_transformers(tmp_path):
         ({"beams": 0}, "beams is 0"),
         ({"best": 5}, "best is 5"),
         ({"length_penalty": float("nan")}, "length_penalty"),
+        ({"length_penalty": 1e308}, "length_penalty is 1e.308; give a number from -10"),
         ({"max_new": 0}, "max_new is 0"),
     ],
 )

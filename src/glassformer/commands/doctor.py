@@ -180,7 +180,7 @@ def memory_speed() -> float:
 
 def _format_value(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(value) or "none"
+        return ", ".join(map(str, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)

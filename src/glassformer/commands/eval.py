@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +39,16 @@ def parse_lengths(text: str) -> list[int]:
     need(rising, f'--lengths is "{text}"; give integers that rise, such as 10,20,30.')
     return lengths
 
+
+# the options that each kind of figures reads, beside --data, --batch and --edit
+READS = {
+    "the loss of a text": "field separator context stride",
+    "labels": "columns before cut",
+    "labels of words": "columns before",
+    "targets": "target columns before figures beams length_penalty max_new cut lower tokenised "
+    "whole_words lengths out",
+    "--tasks": "",
+}
 
 Names = Annotated[tuple[str, ...], split_names]
 Lengths = Annotated[tuple[int, ...], parse_lengths]
@@ -129,10 +139,20 @@ class Evaluation:
         )
         return self.score_text(model, tokenizer)
 
+    def reads(self, kind: str) -> None:
+        """Refuses an option that changes nothing in figures of this kind."""
+        read = {"data", "batch", "edit", *READS[kind].split()}
+        for field in fields(self):
+            need(
+                field.name in read or getattr(self, field.name) in (field.default, {}),
+                f"--{field.name.replace('_', '-')} has no effect on {kind}; leave it out.",
+            )
+
     def score_text(self, model: Any, tokenizer: Any) -> CommandOutput:
         """Returns the loss of a text."""
         from ..tasks import evaluation
 
+        self.reads("the loss of a text")
         corpus = find_corpus(self.data, self.field, self.separator)  # type: ignore[arg-type]
         context = model.config.context if self.context is None else self.context
         stride = max(context // 2, 1) if self.stride is None else self.stride
@@ -168,6 +188,7 @@ class Evaluation:
         from ..tasks import evaluation, translation
         from ..tasks.objectives import Seq2Seq
 
+        self.reads("targets")
         examples = self.examples(Seq2Seq())
         note(
             f"{count_noun(len(examples), 'text')}, {self.beams} beams each, up to {self.max_new} "
@@ -216,6 +237,7 @@ class Evaluation:
         from ..tasks import evaluation, predictions
         from ..tasks.objectives import Classify
 
+        self.reads("labels")
         count = model.config.pool.labels
         names = None if count == 1 else predictions.label_names(model)
         examples = self.examples(Classify(regression=count == 1), names)
@@ -251,6 +273,7 @@ class Evaluation:
         from ..tasks import evaluation, predictions
         from ..tasks.objectives import Tag
 
+        self.reads("labels of words")
         names = predictions.label_names(model)
         examples = self.examples(Tag(), names)
         outputs = predictions.tag(
@@ -328,6 +351,7 @@ def run(
     if tasks is not None:
         from .harness import evaluate_tasks
 
+        evaluation.reads("--tasks")
         need(
             task_files is None or task_files.is_dir(),
             f"--task-files {task_files} is not a folder; give one that holds YAML files.",
@@ -344,6 +368,10 @@ def run(
         )
         output = figures_output(figures)
     else:
+        need(
+            shots is limit is task_files is None,
+            "--shots, --limit and --task-files are for --tasks; leave them out.",
+        )
         if out is not None:
             common.new_file(out, evaluation.data, evaluation.target)
         objective = options.run_objective()

@@ -39,7 +39,8 @@ def read_prompts(source: str) -> list[str]:
     name, content = (
         ("Standard input", standard_input()) if source == "-" else (source, read_file(source))
     )
-    lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
+    content = content.removeprefix("\ufeff").removesuffix("\n")  # as corpora and examples are read
+    lines = [line.removesuffix("\r") for line in content.split("\n")]
     need(lines != [""], f"{name} is empty; give a text a line.")
     if source.endswith((".jsonl", ".ndjson")) or lines[0].startswith('{"'):
         lines = [

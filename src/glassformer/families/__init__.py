@@ -248,7 +248,10 @@ def read_config(
     table = ConfigReader(raw, source, weights)
     table.only("quantization_config", None, "quantised weights are not read here")
     try:
-        return recipe, sentences.read_config(table, recipe.read_config(table))
+        model = recipe.read_config(table)
+        sees = {config.Decoder: True, config.Encoder: False}.get(type(model))
+        table.only("is_causal", sees, "the family says which tokens see which")
+        return recipe, sentences.read_config(table, model)
     except UserError as error:
         text = str(error)
         raise UserError(text if text.startswith(source) else f"{source}: {text}") from None

@@ -145,8 +145,8 @@ class ConfigReader:
         return value if value is None else float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self.value(key, default)
+        """True or false; null is false, as in Python, where ``default`` is for an absent key."""
+        value = self.value(key, default) if self.table.get(key, default) is not None else False
         self.must(isinstance(value, bool), key, "true or false")
         return bool(value)
 

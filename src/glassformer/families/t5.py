@@ -111,6 +111,12 @@ def read_config(raw: ConfigReader) -> Model:
     ``tie_word_embeddings`` true whatever the model, and keeps the scaling under a word of its own.
     """
     gated, act = raw.choice("feed_forward_proj", PROJECTIONS, "relu")
+    # what transformers makes of that word, and keeps beside it
+    raw.only("is_gated_act", gated, "feed_forward_proj says otherwise")
+    kept = raw.choice(
+        "dense_act_fn", ACTIVATIONS, next(k for k, v in ACTIVATIONS.items() if v == act)
+    )
+    raw.must(kept == act, "dense_act_fn", f'the activation of feed_forward_proj, "{act}"')
     mlp = (GatedMLP if gated else MLP)(1, act)
     model = read_keys(raw, build(64, 1, Attention(1, head_dim=64, scale=1.0), mlp, Head()), KEYS)
     depth = raw.integer("num_decoder_layers", model.encoder.depth, most=MOST_BLOCKS)

@@ -217,7 +217,12 @@ def attach(model: Model, folder: Path) -> None:
     for path, (down, up, _) in layers.items():
         values |= {f"{path}.down": down, f"{path}.up": up}
     for link in naming.links:
-        if wholes.issuperset(naming.files(link)):
+        lacking = [name for name in naming.files(link) if name not in wholes]
+        need(
+            not lacking or wholes.isdisjoint(naming.files(link)),
+            f"{folder} changes a part of a weight that its base keeps whole; add {short(lacking)}.",
+        )
+        if not lacking:
             file_tensors = [files.load(PREFIX + name) for name in naming.files(link)]
             shapes = [naming.shapes[name] for name in link.param_names]
             values |= zip(link.param_names, link.load(file_tensors, shapes), strict=True)

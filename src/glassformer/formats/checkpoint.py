@@ -10,6 +10,7 @@ adapter       one of the first two with "base": NAME, or PEFT's adapter_config.j
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import shlex
@@ -19,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from .. import families as recipes
 from ..core import files
-from ..core.checkpoints.headers import INDEX, SINGLE, Headers, read_headers, short
+from ..core.checkpoints.headers import (
+    INDEX,
+    SINGLE,
+    Headers,
+    read_header,
+    read_headers,
+    short,
+)
 from ..core.config import Model as ModelConfig
 from ..core.config import serial
 from ..core.config.model import long_scalings, stacks
@@ -57,6 +65,8 @@ TOKENIZERS = (
 TOKENIZER_FILES = ("tokenizer", "source_tokenizer")  # that a training writes
 # beside the tokenizer of what is written, where the source has another
 SOURCE = "source_tokenizer.json"
+# the word of an adapter's config.json for the weights of its base; bytes read of them, and where
+FINGERPRINT, SAMPLES, SAMPLE = "base_fingerprint", 1024, 64
 # what may differ from the checkpoint that a model starts from
 ENDS = ("head.", "pool.", "token_head.")
 
@@ -81,7 +91,7 @@ class Checkpoint:
     order of its outputs; empty where none were given. ``prompts``: the texts before what it embeds,
     by name; the empty name's is the default. ``headers``: where the tensors lie, if that
     is known already. ``quantization``: what config.json says of weights of few bits, None where
-    there are none.
+    there are none. ``fingerprint_of_base``: that of the base's weights when the change was made.
     """
 
     name: str
@@ -93,6 +103,7 @@ class Checkpoint:
     prompts: tuple[tuple[str, str], ...] = ()
     headers: Headers | None = None
     quantization: Any = None
+    fingerprint_of_base: str | None = None
 
     @classmethod
     def open(cls, name: str | Path, context: int | None = None) -> Checkpoint:
@@ -182,6 +193,27 @@ class Checkpoint:
         elif self.folder is not None and self._plain:
             weights.check_links(self.config, *self._names(), self._files(mapped=True))
 
+    def fingerprint(self) -> str | None:
+        """A SHA-256 of where the tensors lie and of some numbers of each; None where there are none.
+
+        A training changes nearly every number, so a few of each tell one model from another in no
+        time, whatever the size.
+        """
+        if self.folder is None:
+            return None
+        hasher = hashlib.sha256()
+        paths = [self.folder] if self.gguf else sorted(self.folder.glob("*model*.safetensors"))
+        for path in paths:
+            size = path.stat().st_size
+            hasher.update(f"{path.name} {size}".encode())
+            entries = () if self.gguf else read_header(path).values()
+            places = [(entry.start + entry.end) // 2 for entry in entries]
+            with path.open("rb") as file:
+                for place in (*range(0, size, size // SAMPLES + 1), *places):
+                    file.seek(place)
+                    hasher.update(file.read(SAMPLE))
+        return hasher.hexdigest()
+
     @property
     def _plain(self) -> bool:
         """True where the folder holds all weights, as numbers in safetensors files."""
@@ -224,6 +256,11 @@ class Checkpoint:
                 f"{self.folder} holds only what was changed in {self.base}, and that cannot be "
                 f"loaded: {error}"
             ) from None
+        need(
+            self.fingerprint_of_base in (None, base.fingerprint()),
+            f"{self.folder} is a change of {self.base}, whose weights are no longer those that it "
+            "was made with; put those back.",
+        )
         verify(self.folder, "model", "adapter")
         adapters.attach(model, self.folder)
         tuning.merge_and_unload(model)
@@ -435,8 +472,17 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
         model = serial.from_dict(ModelConfig, raw.get("model"))
         named = raw.get("prompts")
         prompts = sentences.read_prompts(named, None, str(path)) if named else ()
-        codes = raw.get("quantization")
-        return Checkpoint(name, folder, model, None, base, labels, prompts, quantization=codes)
+        return Checkpoint(
+            name,
+            folder,
+            model,
+            None,
+            base,
+            labels,
+            prompts,
+            quantization=raw.get("quantization"),
+            fingerprint_of_base=raw.get(FINGERPRINT),
+        )
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

@@ -24,7 +24,7 @@ from ..families import sentences
 from ..fast.quantized import QuantizedWeight
 from . import adapters, tuning, weights
 from . import quantized_weights as quantized
-from .checkpoint import FORMAT, SOURCE, Checkpoint
+from .checkpoint import FINGERPRINT, FORMAT, SOURCE, Checkpoint
 from .tokenizer_forms import GENERATION, settings
 
 if TYPE_CHECKING:
@@ -172,6 +172,8 @@ def contents_of(
         book |= {"prompts": dict(model.prompts)} if model.prompts else {}
         if state is None:
             book["base"] = base
+            with contextlib.suppress(UserError):  # a base that is not here yet
+                book[FINGERPRINT] = Checkpoint.open(str(base)).fingerprint()
             contents = adapters.contents(model, str(base))
         elif page is not None:
             book[quantized.KEY] = vars(page)

@@ -179,8 +179,8 @@ def check_beams(beams: int, best: int, length_penalty: float, max_new: int) -> N
     need(beams >= 1, f"beams is {beams}; give 1 or more.")
     need(1 <= best <= beams, f"best is {best}; give 1 to the number of beams ({beams}).")
     need(
-        math.isfinite(length_penalty),
-        f"length_penalty is {length_penalty}; give a number such as 1.0.",
+        abs(length_penalty) <= 10,  # not nan either
+        f"length_penalty is {length_penalty}; give a number from -10 to 10, such as 1.0.",
     )
     need(max_new >= 1, f"max_new is {max_new}; give 1 or more.")
 

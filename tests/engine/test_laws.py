@@ -18,6 +18,7 @@ from glassformer.fast import kernels
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.serve.engine import Encode, Engine, Request, page_memory
 from glassformer.serve.engine.page_memory import plan_memory
+from glassformer.serve.engine.runner import StateRunner
 from pages import check_pages
 
 GENERATORS = [name for name, cfg in tiny.ALL.items() if cfg.head and not isinstance(cfg, c.Encoder)]
@@ -123,6 +124,43 @@ def test_alone_or_with_others_is_the_same(name):
     check_equal(run(name, expected, order=[3, 1, 0, 2, 6, 5, 4], **few), alone, name)
     few = {"memory": pages_of(name, 4), "step_tokens": 11, "lookup": False}
     check_equal(run(name, expected, **few), alone, name)
+
+
+@pytest.mark.parametrize("name", ["gru", "lfm2", "mamba2", "qwen3_next"])
+def test_a_prompt_longer_than_a_step_takes_no_state_of_others(name, monkeypatch):
+    """Each token is read once, beside a chunk that asks for no logits."""
+    read = list[int]()
+    forward = StateRunner._forward
+
+    def counted(self, chunk):
+        before = self.caches.get(chunk.sequence.pages[0])
+        ready = before is not None and before.length == chunk.start
+        read.append(len(chunk.tokens) + (0 if ready else chunk.start))
+        return forward(self, chunk)
+
+    monkeypatch.setattr(StateRunner, "_forward", counted)
+    items = [Request([1, 2, 3], max_new=8, seed=1), Request([*range(20)], max_new=2, seed=2)]
+    run(name, items, step_tokens=6, max_sequences=2)
+    assert sum(read) == 3 + 7 + 20 + 1
+
+
+def test_what_is_computed_again_is_edited_again(monkeypatch):
+    """A state that was lost is computed from the first token on, with the request's edits."""
+    edit = 'head_off("decoder.blocks.1.attn", 1)'
+    item = Request([5, 6, 7], max_new=8, seed=1, edits=[edit], want=["*.resid"])
+    expected = run("lfm2", [item])
+    assert (
+        expected[0].completions[0].tokens
+        != run("lfm2", [dataclasses.replace(item, edits=())])[0].completions[0].tokens
+    )
+    forward = StateRunner._forward
+
+    def forgetful(self, chunk):
+        self.caches.clear()
+        return forward(self, chunk)
+
+    monkeypatch.setattr(StateRunner, "_forward", forgetful)
+    check_equal(run("lfm2", [item]), expected, "lfm2")
 
 
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])

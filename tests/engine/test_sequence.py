@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from glassformer.core.errors import UserError
@@ -15,7 +16,7 @@ from glassformer.fast import kernels
 from glassformer.serve.engine import Engine, Request
 from glassformer.serve.engine.page_memory import plan_memory
 from glassformer.serve.engine.recording import Look
-from glassformer.serve.engine.sequence import PromptLookup
+from glassformer.serve.engine.sequence import PromptLookup, RequestHandle, Sequence
 from glassformer.sight.edits import head_off, scale
 from mistakes import mistake
 from pages import ask
@@ -229,3 +230,23 @@ def test_guesses_that_are_wrong_stop_for_a_while():
     for _ in range(3):
         lookup.learn(2, 2)
     assert len(lookup.propose(text, 9)) == 7
+
+
+def test_a_thousand_biases_are_one_addition():
+    """A step of everybody costs the same for few biases and for many, and the same numbers."""
+    bias = {token: token / 7 - 90 for token in range(1000)}
+    calls = list[str]()
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    sequence = Sequence(RequestHandle(Request([1], logit_bias=bias), lambda handle: None))
+    logits = torch.randn(1024)
+    with Calls():
+        adjusted = sequence.adjusted(logits)
+    expected = logits.clone()
+    for token, value in bias.items():
+        expected[token] += value
+    assert len(calls) < 20 and torch.equal(adjusted, expected)

@@ -3,14 +3,17 @@ traceback in the log."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from glassformer.serve import app, completions, served_models
+from glassformer.serve import app, completions, inspecting, searching, served_models
+from glassformer.serve.engine import looks
 from glassformer.serve.prometheus import Metrics
+from glassformer.tasks.predictions import Filling
 
 ERRORS = [
     KeyError("k"),
@@ -140,6 +143,48 @@ def test_a_body_cannot_forge_a_line(client, monkeypatch, capsys):
     assert "\x1b" not in text and not any(
         "forged" in json.loads(line) for line in text.splitlines()
     )
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "path", "more"),
+    [
+        (completions, "with_inspection", "/v1/completions", {"inspect": ["*.resid"]}),
+        (inspecting, "with_inspection", "/v1/inspect", {}),
+        (looks, "must_match", "/v1/completions", {"inspect": ["*.resid"]}),
+        (Filling, "update", "/v1/fill", {"order": "left"}),
+    ],
+)
+def test_what_takes_long_keeps_no_other_request_waiting(
+    client, monkeypatch, owner, name, path, more
+):
+    """It runs in a thread without an event loop."""
+    loops, work = list[bool](), getattr(owner, name)
+
+    def noted(*args):
+        loops.append(asyncio._get_running_loop() is not None)
+        return work(*args)
+
+    monkeypatch.setattr(owner, name, noted)
+    answer = client.post(path, json={**COMPUTED[path], **more})
+    assert answer.status_code == 200, answer.text
+    assert loops and not any(loops)
+
+
+def test_more_ways_to_fill_blanks_than_fit_in_memory_are_refused(client, monkeypatch):
+    """By the numbers that rank them, and by the characters of their texts."""
+    body = {"model": "labels", "input": "a ___ b ___", "top": 7}
+    for order in ("apart", "left", "sure"):
+        for name in ("MOST_FILL_LOGITS", "MOST_FILL_TEXT"):
+            assert client.post("/v1/fill", json={**body, "order": order}).status_code == 200
+            with monkeypatch.context() as patch:
+                patch.setattr(searching, name, 40)
+                answer = client.post("/v1/fill", json={**body, "order": order})
+            assert answer.status_code == 400 and "2 blanks with top = 7" in answer.text
+    limit = 2 * 300 * 7  # blanks, vocabulary, top
+    monkeypatch.setattr(searching, "MOST_FILL_LOGITS", limit)
+    for top, status in ((7, 200), (8, 400)):
+        fields = {**body, "top": top, "order": "sure"}
+        assert client.post("/v1/fill", json=fields).status_code == status
 
 
 def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(

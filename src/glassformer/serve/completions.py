@@ -348,7 +348,10 @@ async def answer(
     status."""
     served = context.served
     if body.inspect is not None or body.edits:
-        requests = [with_inspection(served, body, request) for request in requests]
+        prompts = requests
+        requests = await to_thread.run_sync(
+            lambda: [with_inspection(served, body, request) for request in prompts]
+        )
     handles = await context.submit(requests)
     choices = [
         [writer(context, body, handle, number * body.n + index, index) for index in range(body.n)]

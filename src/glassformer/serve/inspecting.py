@@ -107,7 +107,9 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
         return await context.run_exclusively(run_inspection, served, ids, body, source)
     body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
     request = Request(ids, max_new=0, client=context.client)
-    handles = await context.submit([with_inspection(served, body, request)])
+    handles = await context.submit(
+        [await to_thread.run_sync(with_inspection, served, body, request)]
+    )
     (events,) = await context.results(handles)
     inspector = Inspector(served, body, handles[0])
     for event in events:

@@ -14,6 +14,7 @@ from ..core.generation.beam import check_beams
 from ..core.generation.prompt import first_tokens
 from ..tasks.predictions import Filling
 from ..tasks.translation import source_ids
+from .asgi.limits import MOST_FILL_LOGITS, MOST_FILL_TEXT
 from .asgi.replies import refuse
 from .encoding import ListAnswer, list_answer
 from .engine import Encode, Request
@@ -102,12 +103,28 @@ async def fill(context: Context, body: FillRequest) -> Any:
     filling = await to_thread.run_sync(
         Filling, served.tokenizer, body.input, served.context, body.top, body.order
     )
+    check_filling(filling, served.config.embed.vocab)
     segments = filling.segments if served.config.embed.segments > 1 else None
     while rows := filling.rows:
         requests = [Encode(row, segments, "logits", filling.blanks, context.client) for row in rows]
-        filling.update(torch.stack(await context.outputs(requests)))
+        outputs = await context.outputs(requests)
+        await to_thread.run_sync(lambda rows: filling.update(torch.stack(rows)), outputs)
     candidates: Any = [[candidate.to_dict() for candidate in blank] for blank in filling.results]
     return list_answer(context, candidates)
+
+
+def check_filling(filling: Filling, vocab: int) -> None:
+    """Raises HttpError 400 for blanks whose logits or texts together would not fit in memory."""
+    blanks = len(filling.blanks)
+    is_apart = filling.order == "apart"
+    too_many = blanks * vocab * (1 if is_apart else filling.top) > MOST_FILL_LOGITS
+    texts = filling.top * (blanks if is_apart else 1)
+    too_long = texts * len(filling.text) > MOST_FILL_TEXT
+    message = (
+        f"{blanks} blanks with top = {filling.top} are more than one request may fill; give "
+        "fewer blanks, or a smaller top."
+    )
+    refuse(too_many or too_long, message, "top")
 
 
 async def translate(context: Context, body: TranslateRequest) -> Any:

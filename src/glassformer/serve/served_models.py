@@ -264,11 +264,11 @@ class Context:
         )
 
     async def submit(self, requests: Sequence[Request]) -> list[RequestHandle]:
-        """Submits all requests or none, in a thread where it takes long: many continuations, or
-        edits that need a pass over another text."""
+        """Submits all requests or none, in a thread where it takes long: many continuations, names
+        of values that are looked up, or edits that need a pass over another text."""
         engine = self.served.engine
         is_large = sum(request.size for request in requests) > BATCH_SIZE
-        if not is_large and not any(request.edits for request in requests):
+        if not is_large and not any(request.edits or request.want for request in requests):
             return submit(engine, requests)
         task = asyncio.ensure_future(to_thread.run_sync(submit, engine, requests))
         try:

@@ -17,6 +17,8 @@ LONGEST_STOP = 256
 MOST_BIASES = 1024
 # of any number of tokens, so that nothing overflows before the context is asked
 MOST_TOKENS = 1 << 24
+MOST_FILL_LOGITS = 1 << 27  # numbers that the ways to fill a text are ranked by at once
+MOST_FILL_TEXT = 1 << 25  # characters of all texts that are filled
 MOST_SCHEMA = 64 << 10  # characters of a JSON schema, regular expression or grammar
 LONGEST_NAME = 256  # of a model, a role, an id
 

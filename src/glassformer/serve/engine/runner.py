@@ -180,7 +180,9 @@ class StateRunner(Runner[Memory]):
         self.caches: dict[int, Cache] = {}  # by page
 
     def forward(self, chunks: Seq[SequenceChunk]) -> Tensor:
-        return torch.cat([self._forward(chunk) for chunk in chunks])
+        rows = [self._forward(chunk) for chunk in chunks]
+        # the model applies no head where no row is asked for: of another width
+        return torch.cat([row for row in rows if len(row)] or rows[:1])
 
     def _forward(self, chunk: SequenceChunk) -> Tensor:
         sequence = chunk.sequence
@@ -194,19 +196,24 @@ class StateRunner(Runner[Memory]):
         memory = self.source_of(sequence)
         extras = {} if memory is None else {"memory": memory}
         first = len(before)
-        tape = packed_tape([chunk], [(first, first + len(chunk.tokens))])
-        columns = self.row([first + place for place in chunk.places])
+        tokens = before + chunk.tokens
+        places: Seq[int] = [first + place for place in chunk.places]
+        look = sequence.look
+        tape = None
+        if look is not None:  # edits change what is computed again, too
+            places = range(len(tokens)) if look.tape.watches("logits") else places
+            tape = PackedTape({0: ((0, len(tokens)), look.tape)}, {0: (0, len(places))})
         with inference(self.model):
             out: Output = self.model(
-                self.row([before + chunk.tokens]),
+                self.row([tokens]),
                 cache=cache,
                 tape=tape,
-                logits=columns,
+                logits=self.row(places),
                 **extras,
             )
-        keep_records([chunk], tape)
+        keep_records([chunk], tape, first)
         self.caches[page] = cache
-        return out.logits[0].float()
+        return out.logits[0, len(places) - len(chunk.places) :].float()
 
     def copy(self, source: int, target: int) -> None:
         self.caches[target] = copy.deepcopy(self.caches[source])
@@ -234,13 +241,14 @@ def packed_tape(chunks: Seq[SequenceChunk], spans: Seq[tuple[int, int]]) -> Pack
     return PackedTape(tapes, rows) if tapes else None
 
 
-def keep_records(chunks: Seq[SequenceChunk], tape: PackedTape | None) -> None:
-    """Keeps what a pass recorded of each sequence, and the error of its edits."""
+def keep_records(chunks: Seq[SequenceChunk], tape: PackedTape | None, before: int = 0) -> None:
+    """Keeps what a pass recorded of each sequence, and the error of its edits; so many tokens
+    ``before`` a chunk were computed again."""
     for number, chunk in enumerate(chunks):
         look = chunk.sequence.look
         if look is not None and tape is not None:
             look.error = tape.errors.get(number)
-            look.keep(chunk.start, len(chunk.tokens))
+            look.keep(chunk.start - before, before + len(chunk.tokens))
 
 
 def wants_scores(sequence: Sequence) -> bool:

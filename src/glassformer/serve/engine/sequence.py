@@ -572,6 +572,12 @@ class Sequence(Continuation):
         return self.request.guide() if self.request.guide is not None else None
 
     @cached_property
+    def bias(self) -> tuple[Tensor, Tensor]:
+        """Token ids of the request's logit_bias, and what is added to their logits (fp32)."""
+        values = self.request.logit_bias
+        return torch.tensor([*values]), torch.tensor([*values.values()], dtype=torch.float32)
+
+    @cached_property
     def _rng(self) -> torch.Generator:
         request = self.request
         prompt = request.tokens if request.source is None else request.source
@@ -588,9 +594,8 @@ class Sequence(Continuation):
         nothing is asked."""
         request = self.request
         if request.logit_bias:
-            logits = logits.clone()
-            for token, bias in request.logit_bias.items():
-                logits[token] += bias
+            ids, values = self.bias
+            logits = logits.index_add(0, ids.to(logits.device), values.to(logits.device))
         if self.counts and (request.presence_penalty or request.frequency_penalty):
             logits = logits.clone()
             ids = torch.tensor([*self.counts], device=logits.device)

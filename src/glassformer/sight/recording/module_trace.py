@@ -18,12 +18,14 @@ from torch.utils import _pytree as pytree
 from ...core.errors import UserError
 from ...core.files import JsonObject
 from .. import answers, export, tables
+from ..labels import display_texts
 from .causes import Caused
 from .opening import Explanation, explain
 from .operations import Edit, Key, Slices, Value
 from .plan import Plan
 from .recorder import Recorder
 from .rules import Index, read
+from .structure import Structure
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
@@ -261,6 +263,28 @@ class ModuleTrace(Caused):
         """The token ids of an encoder-decoder's source."""
         leaf = self.plan.sides.source if self.plan.sides else None
         return self._ids(leaf) if leaf else None
+
+    @functools.cached_property
+    def structure(self) -> Structure:
+        """What the pass is built of."""
+        return Structure(self)
+
+    @property
+    def answer(self) -> Tensor:
+        """The answer: (B, T, V), or (B, V) of a classifier."""
+        return self.outputs[self.structure.name]
+
+    @property
+    def words(self) -> list[str]:
+        """The tokens as a table shows them."""
+        return display_texts(self.tokenizer, self.tokens[0].tolist())
+
+    @property
+    def source_words(self) -> list[str] | None:
+        """Those of an encoder-decoder's source."""
+        if self.source is None:
+            return None
+        return display_texts(self.source_tokenizer, self.source[0].tolist())
 
     @property
     def source_tokenizer(self) -> Tokenizer | None:

@@ -11,14 +11,17 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...core.errors import UserError
-from .module_trace import ModuleTrace
 from .operations import Operation, Value
 from .rules import CASTS, MOVES, read
+
+if TYPE_CHECKING:
+    from .module_trace import ModuleTrace
 
 PRODUCTS = {"linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "grouped_mm", "conv1d"}
 PRODUCTS |= {"conv2d", "conv3d"}

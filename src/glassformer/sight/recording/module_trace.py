@@ -145,14 +145,18 @@ class ModuleTrace(Caused):
         return list(map(str, value.shape))
 
     def __getitem__(self, address: str) -> Tensor:
-        value, index = self.parse(address)
+        return self.numbers(*self.parse(address))
+
+    def numbers(self, value: Value, index: Slices) -> Tensor:
+        """The numbers at an index of a value."""
         places = [*index, *[slice(None)] * (len(value.shape) - len(index))]
         region = tuple(
             slice(at, at + 1) if isinstance(at, int) else slice(*at.indices(size)[:2])
             for at, size in zip(places, value.shape, strict=True)
         )
-        numbers = read(value, region)
-        return numbers[tuple(0 if isinstance(at, int) else slice(None) for at in places)]
+        return read(value, region)[
+            tuple(0 if isinstance(at, int) else slice(None) for at in places)
+        ]
 
     def addresses(self) -> list[str]:
         """The address of every value, in the order in which they were computed."""

@@ -193,9 +193,11 @@ def attribute(
     Example:
         >>> print(glassformer.attribute(model, tokenizer, "Once upon a"))
     """
-    is_ours = isinstance(model, Model)
+    is_ours, name = isinstance(model, Model), ""
     if isinstance(model, Model):
-        if answer_kind(model, of) == "label":
+        # before the cap
+        name = "pool.write" if answer_kind(model, of) == "label" else "head.proj"
+        if name == "pool.write":
             need(
                 position is None,
                 "A label belongs to the whole text and has no position; leave position out.",
@@ -208,11 +210,9 @@ def attribute(
             "`glassformer saliency` instead.",
         )
     run = record(model, tokenizer, text, source, edits)
-    name = run.structure.name
-    if isinstance(model, Model):  # before the cap
-        name = "pool.write" if answer_kind(model, of) == "label" else "head.proj"
-    else:
+    if not is_ours:
         run.structure.depths()
+        name = run.structure.name
     scores = fp64(run[name])[0]  # (T, V), or labels
     of_labels = scores.ndim == 1
     place = None if of_labels else streams.place(position, run.tokens, run.tokenizer)

@@ -334,6 +334,7 @@ class _Runs:
         return [
             row
             for number, value in enumerate(values)
+            if value.shape[-2] == len(self.words[0])  # of the same text
             for row in _by_head(number, value.address, value.shape)
         ]
 

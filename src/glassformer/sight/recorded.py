@@ -19,7 +19,7 @@ from . import looking, passes
 from .recording.module_trace import KEEP, ModuleTrace
 from .recording.operations import Operation
 from .recording.outside import Outside
-from .recording.rules import MOVES
+from .recording.rules import MOVES, behind
 from .recording.trace import Trace
 
 OWN_TABLES = re.compile(r"(source_)?embed\.(token|lag\.\d+)")
@@ -85,9 +85,7 @@ def lookups(trace: ModuleTrace) -> dict[str, tuple[int, Operation]]:
     for number, operation in enumerate(operations):
         if OWN_TABLES.fullmatch(name := operation.outputs[0].address):
             tables[name] = number, operation
-        ids = operation.inputs[0]
-        while ids.operation is not None and ids.operation.name in MOVES:
-            ids = ids.operation.inputs[0]
+        *_, ids = behind(operation.inputs[0], MOVES)
         for name, tokens in sides.items():
             if tokens is None or ids.tensor is None or ids.kind != "input":
                 continue

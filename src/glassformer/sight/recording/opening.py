@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core import files
 from ...core.files import JsonObject
-from . import words
+from .. import words
 from .operations import FAILURES, Operation, Value
 from .rules import (
     CASTS,

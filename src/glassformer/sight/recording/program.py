@@ -18,10 +18,9 @@ from ...core import config
 from ...core.errors import UserError
 from ...core.files import JsonObject
 from ...core.tokenizer import tokenizer_json
-from .. import answers
+from .. import answers, words
 from ..looking import text_frame
 from ..wire import Array
-from . import words
 from .operations import NEW, Operation, Value
 
 if TYPE_CHECKING:

@@ -24,5 +24,5 @@ def equation(name: str) -> str:
 
 
 def of_value(address: str, kind: str) -> str:
-    """What a value is, by its address, else by the kind of its operation."""
+    """The words for a value, by its address, else by the kind of its operation."""
     return TABLES["values"].get(address.rpartition(".")[2], TABLES["kinds"].get(kind, kind))

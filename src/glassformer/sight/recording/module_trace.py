@@ -270,7 +270,7 @@ class ModuleTrace(Caused):
 
     @functools.cached_property
     def structure(self) -> Structure:
-        """What the pass is built of."""
+        """The attentions and the residual stream of the pass."""
         return Structure(self)
 
     @property
@@ -285,7 +285,7 @@ class ModuleTrace(Caused):
 
     @property
     def source_words(self) -> list[str] | None:
-        """Those of an encoder-decoder's source."""
+        """The tokens of an encoder-decoder's source, as a table shows them."""
         if self.source is None:
             return None
         return display_texts(self.source_tokenizer, self.source[0].tolist())

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from torch import Tensor
 from ...core.errors import UserError
 from .operations import Operation, Value
 from .rules import CASTS, MOVES, behind, read
-
-if TYPE_CHECKING:
-    from .module_trace import ModuleTrace
 
 PRODUCTS = {"linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "grouped_mm", "conv1d"}
 PRODUCTS |= {"conv2d", "conv3d"}
@@ -70,7 +67,7 @@ class Structure:
     """The attentions of a pass, and the states of its residual stream on the way to the answer
     (B, T, V)."""
 
-    def __init__(self, trace: ModuleTrace) -> None:
+    def __init__(self, trace: Any) -> None:
         self.trace = trace
         fields = [name for name, x in trace.outputs.items() if x.is_floating_point()]
         if not fields:

@@ -320,7 +320,7 @@ class _Runs:
 
     def rows(self, component: str) -> list[Cell]:
         """The layer, path and head of each row of a part."""
-        structure, trace = self.corrupted.structure, self.corrupted
+        structure = self.corrupted.structure
         sections = {
             "resid": [x for x in structure.states if x.operation is not None],
             "write": structure.writes,
@@ -329,12 +329,11 @@ class _Runs:
         values = (
             sections[component]
             if component in sections
-            else [trace.value(x) for x in trace.choose(component)]
+            else map(self.corrupted.value, self.corrupted.choose(component))
         )
         return [
             row
             for number, value in enumerate(values)
-            if value.shape[-2] == len(self.words[0])  # of the same text
             for row in _by_head(number, value.address, value.shape)
         ]
 
@@ -345,6 +344,8 @@ class _Runs:
 
     def acts(self, cell: Cell) -> bool:
         """False where a patch changes nothing."""
+        if (cell.position or 0) >= self.corrupted.value(cell.path).shape[-2]:
+            return False  # a value of the other side, which has fewer tokens
         clean, corrupted = (self.numbers(run, cell) for run in (self.clean, self.corrupted))
         need(clean.shape == corrupted.shape, f"{cell.path} has another shape in the other text.")
         return not torch.equal(clean, corrupted)

@@ -212,6 +212,18 @@ def test_a_patch_is_a_hook_that_puts_the_other_state_in(case: Case) -> None:
     assert "clean" in grid.scale and grid.text()
 
 
+def test_a_position_that_the_source_lacks_changes_nothing_in_its_encoder() -> None:
+    texts, source = ([0, 5, 9, 12, 3], [0, 5, 9, 18, 3]), [4, 6, 20]
+    model = tiny_transformers.build("T5")
+    grid = patch_grid(model, None, *texts, answer=7, parts="z", source=source, progress=False)["z"]
+    encoder, decoder = (
+        [row for path, row in zip(grid.paths, grid.effect, strict=True) if path.startswith(side)]
+        for side in ("encoder", "decoder")
+    )
+    assert encoder and all(row == pytest.approx([0.0] * 5) for row in encoder)
+    assert any(row[3] != 0 for row in decoder)
+
+
 def test_the_parts_add_up_to_the_logit(case: Case) -> None:
     result = attribute(case.model, None, case.text, token=7, against=3, position=4, **case.beside)
     logits = case.output.logits[0, 4]

@@ -369,7 +369,7 @@ def run(
         output = figures_output(figures)
     else:
         need(
-            shots is limit is task_files is None,
+            shots is None and limit is None and task_files is None,
             "--shots, --limit and --task-files are for --tasks; leave them out.",
         )
         if out is not None:

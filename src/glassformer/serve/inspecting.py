@@ -26,9 +26,10 @@ from typing_extensions import TypedDict
 from ..core import config
 from ..core.files import JsonObject
 from ..sight import edits, lens, looking, streams
+from ..sight.axes import keyed
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
-from .engine.recording import SQUARE, concatenate, token_axis
+from .engine.recording import concatenate, token_axis
 from .engine.sequence import first_outside
 from .schemas import InspectNames, InspectOptions, Positions, Texts, example
 from .served_models import Context, ServedModel
@@ -213,7 +214,7 @@ def _size(
 ) -> int:
     """Number of elements of the matching values for ``rows`` tokens of a text of ``length``."""
     return rows * sum(
-        math.prod(shape) * (length if path.rpartition(".")[2] in SQUARE else 1)
+        math.prod(shape) * (length if keyed(path) else 1)
         for path, shape in matching(paths, patterns).items()
     )
 

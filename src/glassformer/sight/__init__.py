@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..core.files import lazily
 
 if TYPE_CHECKING:
     from .alignment import alignments as alignments
@@ -50,11 +51,5 @@ _NAMES = {
 }
 _HOME = {name: f".{home}" for home, names in _NAMES.items() for name in names}
 __all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    """Names of the room, each imported from its file on first use: ``masks`` beside them needs no
-    torch."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name], __name__), name)
+# each from its file on first use: ``masks`` beside them needs no torch
+__getattr__, __dir__ = lazily(__name__, _HOME)

@@ -14,70 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..core import config
 from ..core.config.model import shapes
 from ..core.files import JsonObject
+from . import wording
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
-
-WORDS = {
-    "tokens": "token ids",
-    "source": "token ids of the source",
-    "pos": "positions",
-    "token": "rows of the embedding",
-    "segment": "rows of the segment table",
-    "position": "what the position adds",
-    "embed": "the stream as it enters the first block",
-    "q": "queries",
-    "k": "keys",
-    "v": "values",
-    "qk": "query times key",
-    "scaled": "divided by the root of the head's width",
-    "scores": "scores",
-    "pattern": "attention weights",
-    "z": "weighted sums of values",
-    "write": "what is written to the stream",
-    "mid": "the stream after attention",
-    "mid_cross": "the stream after looking across",
-    "resid": "the stream after the block",
-    "pre": "before the activation",
-    "gate": "the gate",
-    "up": "what the gate multiplies",
-    "hidden": "neurons",
-    "router": "router's logits",
-    "router_probs": "router's probabilities",
-    "weight": "weights of the chosen experts",
-    "chosen": "chosen experts",
-    "in": "what the sublayer reads",
-    "out": "after the last norm",
-    "logits": "logits",
-    "probs": "probabilities of the next token",
-    "vector": "the text's vector",
-    "state": "state",
-}
-"""Short words for a value, by the last word of its address."""
-KIND_WORDS = {
-    "leaf": "given",
-    "lookup": "rows of a table",
-    "add": "sum",
-    "norm": "norm",
-    "linear": "linear layer",
-    "rope": "rotation by position",
-    "split": "a part",
-    "concat": "heads side by side",
-    "qk": "query times key",
-    "scale": "scaled",
-    "softcap": "capped",
-    "bias": "bias by distance",
-    "mask": "masked",
-    "softmax": "softmax",
-    "av": "weighted sum of values",
-    "act": "activation",
-    "glu": "gate times up",
-    "router": "router",
-    "residual": "added to the stream",
-    "lm_head": "logits",
-    "classify": "labels",
-}
-
 
 ABILITIES = (
     "generate",
@@ -224,18 +164,13 @@ def spans(
     return {} if lead is None else dict(enumerate(tokenizer.offsets(text)[: len(ids) - lead], lead))
 
 
-def words(op: Any) -> str:
-    """Short description of an operation's result."""
-    return WORDS.get(str(op.id).rpartition(".")[2], KIND_WORDS.get(str(op.kind), str(op.kind)))
-
-
 def plan(trace: Any) -> list[JsonObject]:
     """The operations as JSON holds them, each with its words, its other names and whether it grows
     with the square."""
     return [
         {
             **op.to_dict(),
-            "words": words(op),
+            "words": wording.of_value(op.id, op.kind),
             "quadratic": op.quadratic,
             "names": trace.names.get(op.id, []),
         }
@@ -323,7 +258,7 @@ def cell(trace: Any, address: str, terms: int) -> JsonObject:
     summary = {
         "plain": payload["sentence"],
         "place": payload["place"],
-        "value": "a weight" if op is None else words(op),
+        "value": "a weight" if op is None else wording.of_value(op.id, op.kind),
     }
     return {
         **payload,

@@ -20,13 +20,14 @@ from torch import nn
 
 from ..core.errors import need
 from ..core.nn import Model
-from . import passes, streams
+from . import streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.shown import Records, Shown
 from .looking import Edits, Text
 from .reading import as_edit_list
 from .recorded import record
 from .recording.causes import Cause
+from .recording.module_trace import ModuleTrace
 from .streams import TokenLabel, answer_kind, fp64
 
 KINDS = {"attn.z": "head", "cross.z": "cross head", "ffn.hidden": "mlp"}
@@ -192,9 +193,11 @@ def attribute(
     Example:
         >>> print(glassformer.attribute(model, tokenizer, "Once upon a"))
     """
-    is_ours = isinstance(model, Model)
+    is_ours, name = isinstance(model, Model), ""
     if isinstance(model, Model):
-        if answer_kind(model, of) == "label":
+        # before the cap
+        name = "pool.write" if answer_kind(model, of) == "label" else "head.proj"
+        if name == "pool.write":
             need(
                 position is None,
                 "A label belongs to the whole text and has no position; leave position out.",
@@ -207,12 +210,10 @@ def attribute(
             "`glassformer saliency` instead.",
         )
     run = record(model, tokenizer, text, source, edits)
-    trace, name = run.trace, run.structure.name
-    if isinstance(model, Model):  # before the cap
-        name = "pool.write" if answer_kind(model, of) == "label" else "head.proj"
-    else:
+    if not is_ours:
         run.structure.depths()
-    scores = fp64(trace[name])[0]  # (T, V), or labels
+        name = run.structure.name
+    scores = fp64(run[name])[0]  # (T, V), or labels
     of_labels = scores.ndim == 1
     place = None if of_labels else streams.place(position, run.tokens, run.tokenizer)
     logits = scores if place is None else scores[place]
@@ -231,7 +232,7 @@ def attribute(
     at = ":" if place is None else str(place)
     writers = _writers(run, at) if is_ours else run.structure.writers(at)
     less = None if rival is None else number(rival)
-    causes = trace.attribute(number(chosen), writers, less)
+    causes = run.attribute(number(chosen), writers, less)
     sums: dict[tuple[Any, ...], list[float]] = {}
     for cause in causes.causes:
         key = (_named if is_ours else _foreign_named)(cause, run, at)
@@ -239,7 +240,7 @@ def attribute(
     notes, capped = causes.notes, None
     if not of_labels and is_ours and cast(Any, model.head).softcap is not None:
         notes.append("The head caps its logits: parts are of the logit before the cap.")
-        capped_logits = trace["logits"][0, place]
+        capped_logits = run["logits"][0, place]
         capped = float(capped_logits[chosen]) - (
             0.0 if rival is None else float(capped_logits[rival])
         )
@@ -262,13 +263,13 @@ def attribute(
     )
 
 
-def _writers(run: passes.RecordedPass, place: str) -> list[str]:
+def _writers(run: ModuleTrace, place: str) -> list[str]:
     """The addresses of all heads, MLPs, experts and tables of a stack of ours, at one position or
     all."""
     model: Any = run.module
     body = model.config.main_body
     form = re.compile(rf"{body}\.blocks\.\d+\.(.+)|embed\.(token|position|segment|lag\.\d+)")
-    names, writers = {**run.trace.aliases, **run.trace.values}, []
+    names, writers = {**run.aliases, **run.values}, []
     for name, value in names.items():
         match = form.fullmatch(name)
         has_heads = name.endswith(".attn.write") and name.replace("write", "z") in names
@@ -282,7 +283,7 @@ def _writers(run: passes.RecordedPass, place: str) -> list[str]:
     return writers
 
 
-def _named(cause: Cause, run: passes.RecordedPass, place: str) -> tuple[Any, ...]:
+def _named(cause: Cause, run: ModuleTrace, place: str) -> tuple[Any, ...]:
     """The kind, address, block and number of a cause in a model of ours; an expert's at all positions
     are one."""
     path, _, places = cause.address.rstrip("]").partition("[")
@@ -300,14 +301,14 @@ def _named(cause: Cause, run: passes.RecordedPass, place: str) -> tuple[Any, ...
         kind = KINDS[match[2]]
         if kind == "mlp" and others:
             kind = "expert"
-            index = int(run.trace[f"{path.removesuffix('hidden')}chosen[{places}]"])
+            index = int(run[f"{path.removesuffix('hidden')}chosen[{places}]"])
             address = f"{path}[{place if place == ':' else first},{others[0]}]"
         elif kind not in ("mlp", "shared expert", "mixer"):
             index = int(first)
     return kind, address, block, index
 
 
-def _foreign_named(cause: Cause, run: passes.RecordedPass, place: str) -> tuple[Any, ...]:
+def _foreign_named(cause: Cause, run: ModuleTrace, place: str) -> tuple[Any, ...]:
     """The same in a model that is not ours."""
     path, _, places = cause.address.rstrip("]").partition("[")
     block = re.search(r"\.(\d+)(\.|$)", path)

@@ -83,10 +83,13 @@ def in_format(model: Model, dtype: torch.dtype) -> Model:
 def _room(model: Model, size: int, device: torch.device) -> None:
     """Raise NotRun where ``size`` bytes for each weight do not fit the memory of a device."""
     needed = sum(weight.numel() for weight in model.parameters()) * size
-    free = available_memory(device)
+    _must_fit("a copy", needed, available_memory(device), "memory")
+
+
+def _must_fit(what: str, needed: int, free: int | None, place: str) -> None:
     if free is not None and needed > 0.9 * free:
         raise NotRun(
-            f"a copy takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free"
+            f"{what} takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of {place} are free"
         )
 
 
@@ -97,11 +100,7 @@ def loaded_again(model: Model, folder: Path) -> tuple[Model, str]:
     """The model as it comes back from ``folder``, in which it is saved, and the layout it has
     there."""
     weights = sum(weight.nbytes for weight in model.parameters())
-    free = shutil.disk_usage(folder.parent).free
-    if weights * 1.1 > free:
-        raise NotRun(
-            f"saving takes {weights / 1e9:.1f} GB and {free / 1e9:.1f} GB of disk are free"
-        )
+    _must_fit("saving", weights, shutil.disk_usage(folder.parent).free, "disk")
     (store,) = registry.load("stores")
     store.save(model, folder)
     weight = next(model.parameters())

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from ..core.errors import UserError, need
 from ..core.nn import Model
 from ..core.nn.model import inference
-from . import passes, streams
+from . import streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.progress_bar import Progress, Report
 from .figures.shown import Records, Shown
 from .looking import Edits, Text
-from .recorded import record
-from .recording.module_trace import fields
+from .recorded import again, lookups, record
+from .recording.module_trace import ModuleTrace, fields
 from .recording.rules import read as numbers_of
 from .streams import TokenLabel
 
@@ -218,25 +218,25 @@ class _Answer:
     ``embed.lag.0``, ..; ``tables`` are those that the vectors are rows of, ``ids`` the tokens."""
 
     def __init__(
-        self, run: passes.RecordedPass, kind: Of | None, of: str | None, position: int | None
+        self, run: ModuleTrace, kind: Of | None, of: str | None, position: int | None
     ) -> None:
         self.recorded = run
         self.name = "pooled" if kind == "label" else "logits" if kind else run.structure.name
-        is_label = run.trace.outputs[self.name].ndim == 2
+        is_label = run.outputs[self.name].ndim == 2
         self.of: str = kind or of or ("label" if is_label else "logit")
         choices = ("label",) if is_label else ("logit", "logprob")
         need(self.of in choices, f'There is no answer "{of}"; give {" or ".join(choices)}.')
         self.position = streams.place(position, run.tokens, run.tokenizer)
         self.chosen = 0
-        self.answers = self.row(run.trace.output)[0]  # (V), or labels
-        self.tokenizers = {"embed": run.tokenizer, "source_embed": run.trace.source_tokenizer}
+        self.answers = self.row(run.output)[0]  # (V), or labels
+        self.tokenizers = {"embed": run.tokenizer, "source_embed": run.source_tokenizer}
         sides = {"embed": run.tokens, "source_embed": run.source}
         self.ids = {side: ids for side, ids in sides.items() if ids is not None}
-        lookups = run.lookups()
-        need(bool(lookups), f"{type(run.module).__name__} has no token embedding.")
-        self.numbers = {path: number for path, (number, _) in lookups.items()}
-        self.vectors = {path: numbers_of(op.outputs[0]) for path, (_, op) in lookups.items()}
-        self.tables = {path: numbers_of(op.inputs[1]) for path, (_, op) in lookups.items()}
+        tables = lookups(run)
+        need(bool(tables), f"{type(run.module).__name__} has no token embedding.")
+        self.numbers = {path: number for path, (number, _) in tables.items()}
+        self.vectors = {path: numbers_of(op.outputs[0]) for path, (_, op) in tables.items()}
+        self.tables = {path: numbers_of(op.inputs[1]) for path, (_, op) in tables.items()}
 
     def row(self, output: Any) -> Tensor:
         """The logits of all tokens at the asked place, or of all labels: (B, V)."""
@@ -304,7 +304,7 @@ class _Answer:
     def answered(self, leaves: dict[str, Tensor], rows: int) -> Tensor:
         """The answers (B, V) with other vectors in the input's place."""
         replaced = {self.numbers[path]: leaf for path, leaf in leaves.items()}
-        return self.row(self.recorded.again(replaced, rows, self.position))
+        return self.row(again(self.recorded, replaced, rows, self.position))
 
     def shares(self, side: str, numbers: dict[str, Tensor]) -> list[TokenAttribution]:
         """Each token's numbers on one side; a vector for the token before counts for that token."""

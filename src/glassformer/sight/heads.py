@@ -38,7 +38,7 @@ from ..core.tokenizer.framing import document_start, target_start
 from . import passes
 from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.shown import Records, Shown
-from .recorded import record
+from .recorded import lookups, record
 
 LABELLED = ("previous", "next", "induction", "duplicate", "first")
 SCORES = (*LABELLED, "entropy", "norm", "first_norm")
@@ -203,7 +203,7 @@ def _attentions(
     multiplies values."""
     two, shared = passes.has_source(module), True
     first_run = record(module, None, [0], [0] if two else None)
-    tables = [operation.inputs[1].shape[0] for _, operation in first_run.lookups().values()]
+    tables = [operation.inputs[1].shape[0] for _, operation in lookups(first_run).values()]
     need(
         bool(tables),
         f"{type(module).__name__} has no token embedding, so random tokens cannot be drawn.",

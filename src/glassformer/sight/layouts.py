@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..core.nn import Cache, Model, Tape
 from ..core.nn.model import inference
-from .axes import across, headed, of_source
+from .axes import across, headed, joined, keyed, of_source
 
 Values: TypeAlias = dict[str, Tensor]
 """One document's values by their path on a tape, in the order in which they are made: logits (T,
@@ -300,11 +299,10 @@ class DocumentReader:
         if path.startswith("pool."):
             return value[number]
         tokens = source if source is not None and of_source(self.model, path) else span
-        leaf = path.rpartition(".")[2]
         axis = int(headed(path, value.ndim))
         columns = tokens.columns(self.device)
         cells = value[min(span.row, len(value) - 1)].index_select(axis, columns)
-        if leaf in ("scores", "pattern"):
+        if keyed(path):
             if tokens is source:
                 keys = columns
             elif source is not None and ".cross." in path:
@@ -320,19 +318,14 @@ def _joined(passes: Sequence[list[Values]], cache: Cache) -> list[Values]:
 
     A ring keeps its keys in an order of its own, so that scores over it are left out.
     """
-    joined = []
+    documents = []
     for document in zip(*passes, strict=True):
         values: Values = {}
         for path in document[0]:
+            if keyed(path) and ".cross." not in path and cache.evicts:
+                continue
             pieces = [chunk[path] for chunk in document]
-            leaf = path.rpartition(".")[2]
-            if leaf in ("scores", "pattern") and ".cross." not in path:
-                if cache.evicts:
-                    continue
-                fill = float("-inf") if leaf == "scores" else 0.0
-                width = pieces[-1].shape[-1]
-                pieces = [F.pad(x, (0, width - x.shape[-1]), value=fill) for x in pieces]
             axis = int(headed(path, pieces[0].ndim + 1))
-            values[path] = pieces[0] if across(path) else torch.cat(pieces, axis)
-        joined.append(values)
-    return joined
+            values[path] = pieces[0] if across(path) else joined(path, pieces, axis)
+        documents.append(values)
+    return documents

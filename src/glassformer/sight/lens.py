@@ -227,7 +227,7 @@ def logit_lens(
         need(isinstance(model, Model), "A tuned lens needs a model of Glassformer; leave it out.")
     if not isinstance(model, Model):
         run = passes.record_foreign(model, tokenizer, text, source, edits)
-        tokens, words, vocab = run.tokens, run.tokenizer, run.logits.shape[-1]
+        tokens, words, vocab = run.tokens, run.tokenizer, run.answer.shape[-1]
     else:
         streams.needs_head(model, "`glassformer contexts` compares its vectors layer by layer.")
         inputs = streams.prepare(model, tokenizer, text, source, edits)
@@ -247,7 +247,7 @@ def logit_lens(
         states = run.structure.depths()
         decoded = (run.structure.decode(state)[0, columns] for state in [*states.values()][:-1])
         size = vocab if words is None else min(words.size, vocab)
-        logits = chain([run.logits[0, columns]], decoded)
+        logits = chain([run.answer[0, columns]], decoded)
         stats = _statistics(model, logits, min(top, size), size, followed)
         layers = ", ".join(run.structure.head_layers())
         notes = [f"Each depth is read through {layers}; {NATS}."]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from . import passes, text_table
 from .labels import display_texts, token_record
 from .reading import Edits as Edits
 from .reading import Reading, apply, as_edit_list, one_token
+from .recording.module_trace import ModuleTrace
 from .seen import Seen
 
 if TYPE_CHECKING:
@@ -80,17 +81,16 @@ def look(
     return Seen(tape.records, *sides)
 
 
-def _foreign(run: passes.RecordedPass, patterns: Sequence[str]) -> Seen:
+def _foreign(trace: ModuleTrace, patterns: Sequence[str]) -> Seen:
     """Recorded values of a model that is not ours; softmax weights of attentions are called
     ``pattern`` too."""
-    trace = run.trace
-    attentions = {f"{x.path}.pattern": x for x in run.structure.attentions}
+    attentions = {f"{x.path}.pattern": x for x in trace.structure.attentions}
     names = trace.addresses()
     if patterns:
         every = [*dict.fromkeys((*names, *trace.aliases, *attentions))]
         names = [name for pattern in patterns for name in matching(pattern, every, "value")]
     values = {x: attentions[x].weights() if x in attentions else trace[x] for x in names}
-    return Seen(values, run.words, run.source_words)
+    return Seen(values, trace.words, trace.source_words)
 
 
 def must_match(patterns: Sequence[str], names: Sequence[str]) -> None:
@@ -202,7 +202,9 @@ def predictions(
     need(count > 0, f"The number of tokens to show is {count}; give 1 or more.")
     if not isinstance(model, Model):
         run = passes.record_foreign(model, tokenizer, text, source, edits)
-        return _steps(run.logits[0], run.tokens[0].tolist(), run.tokenizer, count)
+        return _steps(
+            run.answer[0], run.tokens[0].tolist(), cast("Tokenizer", run.tokenizer), count
+        )
     need(
         model.config.main_body == "decoder",
         "An encoder does not predict the next token; `glassformer fill` shows its tokens for a "

@@ -152,7 +152,7 @@ def top_activations(
             is_token = pos >= 0
             unpadded = bool(is_token.all())
             if native is None:
-                trace = passes.record_foreign(model, None, tokens).trace
+                trace = passes.record_foreign(model, None, tokens)
                 records = {
                     x.name: x.column(trace[x.path].reshape(*tokens.shape, -1)) for x in requests
                 }
@@ -282,7 +282,7 @@ class _Columns(Tape):
 def _shapes(model: nn.Module) -> Shapes:
     """Shape of each value for one token: (F), or (E, F) within a mixture's experts of native."""
     if not isinstance(model, Model):
-        trace = passes.record_foreign(model, None, [0]).trace
+        trace = passes.record_foreign(model, None, [0])
         return {
             name: x.shape[-1:]
             for name, x in {**trace.values, **trace.aliases}.items()

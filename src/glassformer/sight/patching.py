@@ -36,6 +36,7 @@ from .looking import Text
 from .reading import shapes_of
 from .recorded import record
 from .recording.causes import constantly
+from .recording.module_trace import ModuleTrace
 from .recording.rules import read
 
 PARTS = ("resid", "attn.write", "ffn.write")
@@ -226,7 +227,7 @@ def patch_grid(
     pair = [record(model, tokenizer, text, beside) for text, beside in texts]
     kind = _OwnRuns if isinstance(model, Model) else _Runs
     runs = kind(pair, isinstance(source, tuple) and passes.has_source(model))
-    words, vocab = pair[0].tokenizer, pair[0].logits.shape[-1]
+    words, vocab = pair[0].tokenizer, pair[0].answer.shape[-1]
     runs.at = at = streams.place(at, pair[0].tokens, words)
     runs.ids = ids = [
         streams.word_id(vocab, words, word) for word in (answer, wrong) if word is not None
@@ -244,7 +245,7 @@ def patch_grid(
     lines = {row: [row._replace(position=at) for at in places] for x in rows.values() for row in x}
     cells = [cell for line in lines.values() for cell in line]
     with inference(model), Progress("patching", progress) as report:
-        clean_value, corrupted_value = (runs.answer(run.logits) for run in pair)
+        clean_value, corrupted_value = (runs.answer(run.answer) for run in pair)
         need(
             clean_value != corrupted_value,
             f"Both texts give {clean_value:.4f}: they do not differ in this answer.",
@@ -295,7 +296,7 @@ class _Runs:
     """Two passes, clean and corrupted, of what is not ours: a recorded pass for each patch. Parts are
     "resid", "write", "z", or patterns of addresses."""
 
-    def __init__(self, pair: Sequence[passes.RecordedPass], of_source: bool) -> None:
+    def __init__(self, pair: Sequence[ModuleTrace], of_source: bool) -> None:
         self.clean, self.corrupted = pair
         self.of_source = of_source
         for name, side in (("texts", "tokens"), ("sources", "source")):
@@ -319,7 +320,7 @@ class _Runs:
 
     def rows(self, component: str) -> list[Cell]:
         """The layer, path and head of each row of a part."""
-        structure, trace = self.corrupted.structure, self.corrupted.trace
+        structure = self.corrupted.structure
         sections = {
             "resid": [x for x in structure.states if x.operation is not None],
             "write": structure.writes,
@@ -328,7 +329,7 @@ class _Runs:
         values = (
             sections[component]
             if component in sections
-            else [trace.value(x) for x in trace.choose(component)]
+            else map(self.corrupted.value, self.corrupted.choose(component))
         )
         return [
             row
@@ -336,13 +337,15 @@ class _Runs:
             for row in _by_head(number, value.address, value.shape)
         ]
 
-    def numbers(self, run: passes.RecordedPass, cell: Cell) -> Tensor:
+    def numbers(self, run: ModuleTrace, cell: Cell) -> Tensor:
         """The numbers at a place in one of the passes."""
-        value = read(run.trace.value(cell.path))
+        value = read(run.value(cell.path))
         return (value[0] if value.ndim > 2 else value)[cell.at()]
 
     def acts(self, cell: Cell) -> bool:
         """False where a patch changes nothing."""
+        if (cell.position or 0) >= self.corrupted.value(cell.path).shape[-2]:
+            return False  # a value of the other side, which has fewer tokens
         clean, corrupted = (self.numbers(run, cell) for run in (self.clean, self.corrupted))
         need(clean.shape == corrupted.shape, f"{cell.path} has another shape in the other text.")
         return not torch.equal(clean, corrupted)
@@ -350,19 +353,17 @@ class _Runs:
     def patched(self, cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], list[float]]]:
         """The answers of patched runs, of some cells at a time."""
         for cell in cells:
-            batched = "0," * (len(self.corrupted.trace.value(cell.path).shape) > 2)
+            batched = "0," * (len(self.corrupted.value(cell.path).shape) > 2)
             places = (":" if isinstance(at, slice) else str(at) for at in cell.at())
             replacement = constantly(self.numbers(self.clean, cell))
-            trace = self.corrupted.trace.edit(
-                {f"{cell.path}[{batched}{','.join(places)}]": replacement}
-            )
+            trace = self.corrupted.edit({f"{cell.path}[{batched}{','.join(places)}]": replacement})
             yield [cell], [self.answer(trace.outputs[self.clean.structure.name])]
 
 
 class _OwnRuns(_Runs):
     """The same of a model of ours: a row of a batch for each patch."""
 
-    def __init__(self, pair: Sequence[passes.RecordedPass], of_source: bool) -> None:
+    def __init__(self, pair: Sequence[ModuleTrace], of_source: bool) -> None:
         super().__init__(pair, of_source)
         model: Any = pair[0].module
         self.model = model
@@ -406,7 +407,7 @@ class _OwnRuns(_Runs):
 
     def _batch(self, start: int, cells: list[Cell]) -> list[float]:
         """A row for each patch, from the block that they change on."""
-        trace, model, count = self.corrupted.trace, self.model, len(cells)
+        trace, model, count = self.corrupted, self.model, len(cells)
 
         def put(path: str, x: Tensor) -> Tensor:
             x = x.clone()

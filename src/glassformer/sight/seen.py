@@ -13,12 +13,11 @@ from torch import Tensor
 
 from ..core.errors import need
 from . import wire
-from .axes import along_source
+from .axes import along_source, keyed
 from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.drawing import Array
 from .figures.shown import Records, Shown
 
-SQUARE = ("pattern", "scores")
 ACROSS = 128  # columns of a value that is no attention; more are pooled to so many
 MOST_NUMBERS = 200_000  # numbers that are still worth a row of text each
 
@@ -80,7 +79,7 @@ class Seen(dict[str, Tensor], Shown):
     def _heads(self, path: str, patterns: Tensor) -> Iterator[Chart]:
         """The mean of the heads' ``patterns`` (H, T, S), and each of them."""
         rows, columns = self._sides(path, *patterns.shape[1:])
-        span = (0.0, 1.0) if _name(path) == "pattern" else None
+        span = (0.0, 1.0) if path.partition("[")[0].endswith("pattern") else None
         mean = Heat(path, patterns.mean(0).numpy(), rows, columns, span=span, signed=span is None)
         if (count := len(patterns)) == 1:
             yield mean
@@ -150,12 +149,8 @@ class Seen(dict[str, Tensor], Shown):
         return {side: words for side, words in facts.items() if words is not None}
 
 
-def _name(path: str) -> str:
-    return path.partition("[")[0].rpartition(".")[2]
-
-
 def _square(path: str, value: Tensor) -> bool:
-    return _name(path) in SQUARE and value.ndim == 4
+    return keyed(path.partition("[")[0]) and value.ndim == 4
 
 
 def _fit(words: Sequence[str], count: int) -> list[str]:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..core.checkpoints.tensors import open_file
 from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.files import JsonObject
@@ -131,29 +132,21 @@ class TunedLens(Shown):
     @classmethod
     def load(cls, path: str | Path) -> TunedLens:
         """The one in a file; UserError where it holds none."""
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
+        weights = open_file(Path(path))
+        with safe_open(str(path), "pt") as file:
+            metadata = file.metadata() or {}
+        need(
+            metadata.pop("format", None) == json.dumps(FORMAT),
+            f"{path} is no tuned lens; make one: glassformer lens --fit.",
+        )
         try:
-            with safe_open(str(path), "pt") as file:
-                metadata = file.metadata() or {}
-                need(
-                    metadata.pop("format", None) == json.dumps(FORMAT),
-                    f"{path} is no tuned lens; make one: glassformer lens --fit.",
-                )
-                tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}
-            lens = cls(**tensors, **{name: json.loads(value) for name, value in metadata.items()})
-        except OSError as error:
-            reason = (
-                "it is not there"
-                if isinstance(error, FileNotFoundError)
-                else error.strerror or error
-            )
-            raise UserError(f"{path} cannot be read ({reason}); check the path.") from None
-        except (SafetensorError, ValueError, TypeError) as error:
-            if isinstance(error, UserError):
-                raise
+            facts = {name: json.loads(value) for name, value in metadata.items()}
+            lens = cls(weights.take("weight"), weights.take("bias"), **facts)
+            D, C = lens.bias.shape
+        except (LookupError, ValueError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error}); fit the tuned lens again.") from None
-        D, C = lens.bias.shape if lens.bias.ndim == 2 else (-1, -1)
         need(
             lens.weight.shape == (D, C, C),
             f"{path} is damaged: its tensors do not fit together; fit it again.",

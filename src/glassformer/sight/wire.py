@@ -14,17 +14,18 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from ..core.checkpoints.tensors import TensorFile, flat_bytes, plain
 from ..core.errors import UserError, need
-from ..core.files import JsonObject
 
 Array = npt.NDArray[Any]
 KINDS = {"f32": 4, "f16": 2, "u8": 1}
-DTYPES = {"f4": "F32", "f2": "F16", "u1": "U8", "i4": "I32"}
 MOST_CELLS = 1 << 27  # of a value that is made whole, to be pooled
 
 
@@ -34,11 +35,11 @@ class TracePart:
 
     def __init__(self, trace: Any, address: str) -> None:
         self.trace = trace
-        value, index = trace.parse(address)
-        self.name = value.address
+        self.value, index = trace.parse(address)
+        self.name = self.value.address
         shape, axes = trace.shape(self.name)
         if not index:
-            index = (0,) * (value.batch or axes[:1] == ("row",))
+            index = (0,) * (self.value.batch or axes[:1] == ("row",))
         self.index: list[int | slice] = [*index, *[slice(None)] * (len(shape) - len(index))]
         ranges = {
             at: range(*place.indices(shape[at]))
@@ -71,16 +72,9 @@ class TracePart:
         return np.stack([self._pooled([*before, head, *after], pool) for head in heads])
 
     def _pooled(self, index: list[int | slice], pool: tuple[int, ...] | None) -> Array:
-        value = self.trace[f"{self.name}[{','.join(map(_written, index))}]"]
-        array: Array = value.detach().float().cpu().numpy()
+        numbers = self.trace.numbers(self.value, tuple(index))
+        array: Array = numbers.detach().float().cpu().numpy()
         return array if pool is None else pooled(array, pool)
-
-
-def _written(place: int | slice) -> str:
-    if isinstance(place, int):
-        return str(place)
-    start, end = ("" if bound is None else str(bound) for bound in (place.start, place.stop))
-    return f"{start}:{end}"
 
 
 def pooled(values: Array, sizes: tuple[int, ...]) -> Array:
@@ -148,27 +142,16 @@ def coded(
     return np.where(finite, codes, 0).astype(np.uint8), header
 
 
-def packed(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
+def packed(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
     """safetensors: the header, then raw little-endian bytes; wide numbers first, so that each
     begins at its own size.
 
-    Equal values give equal bytes, which the library's writer does not promise of what is ``told``.
+    Equal values give equal bytes, which the library's writer does not promise of the metadata.
     """
-    header: JsonObject = {"__metadata__": metadata}
-    chunks = []
-    at = 0
-    for name, array in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
-        raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        header[name] = {
-            "dtype": DTYPES[array.dtype.kind + str(array.itemsize)],
-            "shape": list(array.shape),
-        }
-        header[name]["data_offsets"] = [at, at + len(raw)]
-        chunks.append(raw)
-        at += len(raw)
-    written = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    written += b" " * (-len(written) % 8)
-    return b"".join([len(written).to_bytes(8, "little"), written, *chunks])
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    pieces = list(plain({name: torch.from_numpy(array.copy()) for name, array in ordered}))
+    header = TensorFile(pieces, metadata).header
+    return b"".join([header, *(flat_bytes(piece.make()) for piece in pieces)])
 
 
 def facts(tensor_part: TracePart, pool: tuple[int, ...] | None) -> dict[str, str]:

@@ -145,7 +145,7 @@ def contents(
             shard_size = 0
         shards[-1].append(piece)
         shard_size, total = shard_size + piece.size, total + piece.size
-    files = [TensorFile(shard, dict(metadata or {})) for shard in shards]
+    files = [TensorFile(shard, {"format": "pt", **(metadata or {})}) for shard in shards]
     if len(files) == 1:
         return {SINGLE: files[0]}
     count = len(files)
@@ -173,7 +173,7 @@ class TensorFile:
     @cached_property
     def header(self) -> bytes:
         """All that comes before the tensors."""
-        entries: dict[str, Any] = {"__metadata__": {"format": "pt", **self.metadata}}
+        entries: dict[str, Any] = {"__metadata__": self.metadata}
         at = 0
         for piece in self.pieces:
             entries[piece.name] = {

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ...core.nn import Tape
-from ...fast.paged import HEADS
+from ...sight.axes import HEADED, joined
 
 
 class RecordedValues(NamedTuple):
@@ -21,13 +19,9 @@ class RecordedValues(NamedTuple):
     values: dict[str, Tensor]
 
 
-SQUARE = ("scores", "pattern")  # a row for each token, which has a column for each token up to it
-
-
 def token_axis(path: str) -> int:
     """Axis of a recorded value along which its tokens lie."""
-    leaf = path.rpartition(".")[2]
-    return 2 if leaf in SQUARE or leaf in HEADS else 1
+    return 2 if path.rpartition(".")[2] in HEADED else 1
 
 
 def concatenate(pieces: Sequence[RecordedValues]) -> RecordedValues:
@@ -35,14 +29,7 @@ def concatenate(pieces: Sequence[RecordedValues]) -> RecordedValues:
     values = {}
     for path in pieces[0].values if len(pieces) > 1 else ():
         values_by_piece = [piece.values[path] for piece in pieces]
-        leaf = path.rpartition(".")[2]
-        if leaf in SQUARE:
-            widest = values_by_piece[-1].shape[-1]
-            nothing = 0.0 if leaf == "pattern" else float("-inf")
-            values_by_piece = [
-                F.pad(x, (0, widest - x.shape[-1]), value=nothing) for x in values_by_piece
-            ]
-        values[path] = torch.cat(values_by_piece, token_axis(path))
+        values[path] = joined(path, values_by_piece, token_axis(path))
     return RecordedValues(pieces[0].start, values) if len(pieces) > 1 else pieces[0]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...core.errors import need
 from ...core.nn.hooks import Place
-from ..axes import HEADED, across, headed, of_source
+from ..axes import HEADED, across, headed, keyed, of_source
 from ..looking import matching
 from ..reading import Hook, Reading
 
@@ -27,8 +27,6 @@ Plain: TypeAlias = tuple[int, ...] | str | None  # as edits hold them
 # (path, value, place, which cells are meant; None: all) -> what the cells become
 Change: TypeAlias = Callable[[str, Tensor, Place, Tensor | None], Tensor]
 
-KEYED = (".scores", ".pattern")
-"""Ends of paths of values whose last axis are keys, as many as there are tokens."""
 STRETCH = re.compile(r"(-?\d+)?:(-?\d+)?")
 
 
@@ -223,7 +221,7 @@ def chooser(
     places = several(index)
     for item in places or ():
         need(
-            type(item) is int and item >= 0 and (path.endswith(KEYED) or item < shape[-1]),
+            type(item) is int and item >= 0 and (keyed(path) or item < shape[-1]),
             f"{path} has no index {item!r}; its last axis has 0 to {shape[-1] - 1}.",
         )
     inside = None

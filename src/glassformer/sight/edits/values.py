@@ -16,11 +16,10 @@ from torch import Tensor
 
 from ...core.errors import UserError, need
 from ...core.nn.hooks import Place
-from ..axes import of_source
+from ..axes import keyed, of_source
 from ..looking import look
 from ..reading import Reading
 from .base import (
-    KEYED,
     Change,
     Edit,
     Plain,
@@ -75,7 +74,7 @@ class set_value(Edit):
         size = reading.shapes[path][-1]
         expected = size if places is None else len(places)
         need(
-            tensor.shape == (expected,) and not path.endswith(KEYED),
+            tensor.shape == (expected,) and not keyed(path),
             f"value has {tuple(tensor.shape)} numbers and {path} takes {expected}; give as "
             "many, or one number.",
         )
@@ -174,7 +173,7 @@ class patch(Edit):
         shape = reading.shapes[path]
         tensor = _as_tensor(value, path).detach()
         tensor = tensor[None] if tensor.ndim == len(shape) - 1 else tensor
-        free = {0, position_axis(path, len(shape)), *([3] if path.endswith(KEYED) else [])}
+        free = {0, position_axis(path, len(shape)), *([3] if keyed(path) else [])}
         expected = ["*" if axis in free else str(size) for axis, size in enumerate(shape)]
         actual = ["*" if axis in free else str(size) for axis, size in enumerate(tensor.shape)]
         need(
@@ -240,7 +239,7 @@ def _taken(
     else:
         new = values[0, column.clamp(min=0)]
     new = new.movedim(1, axis)
-    if path.endswith(KEYED):
+    if keyed(path):
         assert place.keys is not None
         # (B or 1, 1, 1, S)
         key = torch.where(place.keys < values.shape[-1], place.keys, -1)[:, None, None]

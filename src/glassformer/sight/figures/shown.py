@@ -24,6 +24,7 @@ import numpy as np
 from ...core import files
 from ...core.errors import UserError
 from ...core.files import JsonObject
+from ..wire import packed
 from .charts import BESIDE, Chart, Heat, TableFigure, drawings
 from .drawing import Array, Drawing, together
 
@@ -105,7 +106,10 @@ class Shown(ABC):
         elif kind == ".csv":
             data = as_csv(*self.records())
         elif kind == ".safetensors":
-            data = as_safetensors(self.tensors(), self.facts())
+            facts = {
+                name: json.dumps(fact, ensure_ascii=False) for name, fact in self.facts().items()
+            }
+            data = packed(self.tensors(), facts)
         else:
             raise UserError(
                 f"{target} has an unknown file type; end the name in {', '.join(KINDS)}."
@@ -160,11 +164,3 @@ def as_csv(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     for row in rows:
         writer.writerow([None if isinstance(x, float) and not math.isfinite(x) else x for x in row])
     return file.getvalue()
-
-
-def as_safetensors(tensors: Mapping[str, Array], facts: Mapping[str, Any]) -> bytes:
-    """Tensors by name, each fact as JSON in the metadata."""
-    from safetensors.numpy import save
-
-    metadata = {name: json.dumps(fact, ensure_ascii=False) for name, fact in facts.items()}
-    return save({name: np.ascontiguousarray(x) for name, x in tensors.items()}, metadata=metadata)

@@ -5,7 +5,6 @@ recorder       each function of a pass with its inputs and results
 rules          which numbers of its inputs a part of a result needs, and which it only moves
 written_out    fused functions in steps
 opening        one number and the operands that give it
-equations      equations and sentences
 linearised     a pass made linear around the values that it had
 causes         what a number is the sum of, edges and patches
 module_trace   a pass by address

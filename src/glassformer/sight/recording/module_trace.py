@@ -18,12 +18,14 @@ from torch.utils import _pytree as pytree
 from ...core.errors import UserError
 from ...core.files import JsonObject
 from .. import answers, export, text_table
+from ..labels import display_texts
 from .causes import Caused
 from .opening import Explanation, explain
 from .operations import Edit, Key, Slices, Value
 from .plan import Plan
 from .recorder import Recorder
 from .rules import Index, read
+from .structure import Structure
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
@@ -143,14 +145,18 @@ class ModuleTrace(Caused):
         return list(map(str, value.shape))
 
     def __getitem__(self, address: str) -> Tensor:
-        value, index = self.parse(address)
+        return self.numbers(*self.parse(address))
+
+    def numbers(self, value: Value, index: Slices) -> Tensor:
+        """The numbers at an index of a value."""
         places = [*index, *[slice(None)] * (len(value.shape) - len(index))]
         region = tuple(
             slice(at, at + 1) if isinstance(at, int) else slice(*at.indices(size)[:2])
             for at, size in zip(places, value.shape, strict=True)
         )
-        numbers = read(value, region)
-        return numbers[tuple(0 if isinstance(at, int) else slice(None) for at in places)]
+        return read(value, region)[
+            tuple(0 if isinstance(at, int) else slice(None) for at in places)
+        ]
 
     def addresses(self) -> list[str]:
         """The address of every value, in the order in which they were computed."""
@@ -263,6 +269,28 @@ class ModuleTrace(Caused):
         """The token ids of an encoder-decoder's source."""
         leaf = self.plan.sides.source if self.plan.sides else None
         return self._ids(leaf) if leaf else None
+
+    @functools.cached_property
+    def structure(self) -> Structure:
+        """The attentions and the residual stream of the pass."""
+        return Structure(self)
+
+    @property
+    def answer(self) -> Tensor:
+        """The answer: (B, T, V), or (B, V) of a classifier."""
+        return self.outputs[self.structure.name]
+
+    @property
+    def words(self) -> list[str]:
+        """The tokens as a table shows them."""
+        return display_texts(self.tokenizer, self.tokens[0].tolist())
+
+    @property
+    def source_words(self) -> list[str] | None:
+        """The tokens of an encoder-decoder's source, as a table shows them."""
+        if self.source is None:
+            return None
+        return display_texts(self.source_tokenizer, self.source[0].tolist())
 
     @property
     def source_tokenizer(self) -> Tokenizer | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
@@ -242,6 +242,14 @@ def origin(value: Value, index: Index, start: Value | None = None) -> tuple[Valu
             return value, index
         value, index = step
     return value, index
+
+
+def behind(value: Value, names: Container[str]) -> Iterator[Value]:
+    """A value, and those that it was made of one after the other by functions of these names."""
+    yield value
+    while value.operation is not None and value.operation.name in names:
+        value = value.operation.inputs[0]
+        yield value
 
 
 def _viewed(value: Value, index: Index) -> tuple[Value, Index] | None:

@@ -11,14 +11,14 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import permutations
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.errors import UserError
-from .module_trace import ModuleTrace
 from .operations import Operation, Value
-from .rules import CASTS, MOVES, read
+from .rules import CASTS, MOVES, behind, read
 
 PRODUCTS = {"linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "grouped_mm", "conv1d"}
 PRODUCTS |= {"conv2d", "conv3d"}
@@ -67,7 +67,7 @@ class Structure:
     """The attentions of a pass, and the states of its residual stream on the way to the answer
     (B, T, V)."""
 
-    def __init__(self, trace: ModuleTrace) -> None:
+    def __init__(self, trace: Any) -> None:
         self.trace = trace
         fields = [name for name, x in trace.outputs.items() if x.is_floating_point()]
         if not fields:
@@ -99,7 +99,8 @@ class Structure:
             self._through[value] = through
             if operation.name == "add" and len(operation.inputs) == 2:
                 for x, write in permutations(operation.inputs):
-                    before = self._from.get(_uncast(x), 0)
+                    *_, uncast = behind(x, CASTS)
+                    before = self._from.get(uncast, 0)
                     bit_of_x = 1 << before.bit_length() - 1 if before else 0
                     if bit_of_x & self._through.get(write, 0) and x.shape == value.shape:
                         self._residual[bit] = x, write, value
@@ -131,10 +132,9 @@ class Structure:
     def _attention(self, operation: Operation) -> FoundAttention | None:
         if operation.name not in PRODUCTS or len(operation.inputs) < 2:
             return None
-        pattern, values = source, _ = operation.inputs[:2]
+        pattern, values = operation.inputs[:2]
         numbers = math.prod(pattern.shape)
-        while source.operation is not None and source.operation.name in CARRIED:
-            source = source.operation.inputs[0]
+        for source in behind(pattern, CARRIED):
             if math.prod(source.shape) == numbers:  # as it was before its heads were grouped
                 pattern = source
         is_softmax = source.operation is not None and source.operation.name == "softmax"
@@ -205,12 +205,6 @@ class Structure:
         """The layers with weights between the last state and the answer."""
         weights = [x for op in self._head() for x in op.inputs if x.kind == "weight"]
         return list(dict.fromkeys(x.address.rpartition(".")[0] for x in weights))
-
-
-def _uncast(value: Value) -> Value:
-    while value.operation is not None and value.operation.name in CASTS:
-        value = value.operation.inputs[0]
-    return value
 
 
 def _batched(x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from ...core.nn.finite import must_be_finite
 from ...core.nn.hooks import Edit
 from ...core.nn.model import inference
 from .. import answers, text_table
-from ..axes import along_source
+from ..axes import SQUARE, along_source
 from ..labels import token_record
 from ..streams import display_texts, pieces, word_id
 from .module_trace import KEEP, ModuleTrace
@@ -49,7 +49,6 @@ SIDES = {
     "k": "choice",
     "F": "neuron",
 }
-INSIDE = ("scores", "pattern")  # of attention: only an edit makes the model compute them
 
 
 class NamingTape(Tape):
@@ -129,7 +128,8 @@ class Trace(ModuleTrace):
 
     def _call(self, recorder: Recorder) -> Any:
         attentions = {path: m for path, m in self.model.named_modules() if isinstance(m, Attention)}
-        inside = [f"{path}.{name}" for path in attentions for name in INSIDE]
+        # only an edit makes the model compute them
+        inside = [f"{path}.{name}" for path in attentions for name in SQUARE]
         apart = (*inside, *(f"{path}.qkv" for path in attentions))
         tape = NamingTape(recorder, self.edits, apart, self.check_pass)
         changed = any(map(tape.changes, inside))

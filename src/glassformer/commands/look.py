@@ -13,9 +13,9 @@ from .options import Edits, ModelOptions, Text
 from .signature import Words
 
 EXAMPLES = (
-    'glassformer look out/mine "The cat sat"',
-    'glassformer look out/mine "The cat sat" "*.attn.pattern" --draw --out attention.svg',
-    """glassformer look out/mine "The cat sat" --next 5 --edit 'head_off("decoder.blocks.3.attn", 4)'""",
+    'glassformer look tiny "The cat sat"',
+    'glassformer look tiny "The cat sat" "*.attn.pattern" --draw --out attention.svg',
+    """glassformer look tiny "The cat sat" --next 5 --edit 'head_off("decoder.blocks.3.attn", 1)'""",
 )
 
 

@@ -15,7 +15,7 @@ from .signature import Words
 
 EXAMPLES = (
     "glassformer page",
-    "glassformer page out/mine gpt2 --port 9000",
+    "glassformer page tiny-stories tiny-translator --port 9000",
     "glassformer page --run out/mine",
     "glassformer page --from-transformers ~/models/SmolLM2-135M",
     "glassformer page --model-file model.py:make",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..fast.quantize.report import QuantizationReport
 
 EXAMPLES = (
-    "glassformer quantize out/mine out/mine-int8 --bits 8",
+    "glassformer quantize tiny-stories out/stories-int8 --bits 8",
     "glassformer quantize out/mine out/mine-int4 --bits 4 --calibrate notes.txt --picture harm.svg",
     "glassformer quantize out/pair out/pair-int8 --bits 8 --calibrate valid.en --target valid.de",
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..serve.registry import Registry
 
 EXAMPLES = (
-    "glassformer serve out/mine",
+    "glassformer serve tiny-stories",
     "glassformer serve out/mine --bits 8 --port 9000",
     "glassformer serve out/mine gpt2 --host 0.0.0.0 --api-key-file keys.txt",
 )

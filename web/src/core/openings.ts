@@ -4,7 +4,7 @@ import { type Piece } from "./pieces";
 import { head, ids, key, layer, prompt, query, source } from "./state";
 
 export const FIRST = "The animal didn't cross the street because it was too tired"; // the example's text
-export const PAIR = { source: "A man rides a bicycle down the street .", target: "Ein Mann fährt mit" };
+export const PAIR = { source: `${FIRST}.`, target: "L'animal n'a pas traversé la rue parce qu'" }; // il, or elle?
 
 /** Fill what is empty for a model that reads a source, or for one that does not; what the reader wrote stays. */
 export function fillIn(readsSource: boolean): void {

@@ -46,7 +46,7 @@ def run(
     picture: Path | None = None,
     use: Words = (),
 ) -> CommandOutput:
-    """Quantises a model's weights to 8 or 4 bits, and measures the loss.
+    """Quantizes a model's weights to 8 or 4 bits, and measures the loss.
 
     folder FOLDER: where to save it
     bits N: bits of each weight: 8 or 4
@@ -152,11 +152,11 @@ def quantize(
         "--target goes with --calibrate, which has its sources.",
     )
     out, opened = new_folder(folder), Checkpoint.open(model)
-    already = f"{model} is quantised already; give the model that it was made of."
+    already = f"{model} is quantized already; give the model that it was made of."
     need(opened.quantization is None, already)
     need(
         opened.base is None or Checkpoint.open(opened.base).quantization is None,
-        (f"{model} is an adapter on quantised weights; give a model that is not quantised."),
+        (f"{model} is an adapter on quantized weights; give a model that is not quantized."),
     )
     note_untrained(model)
     tokenizer, text = opened.tokenizer(), None

@@ -15,7 +15,7 @@ export interface MatrixProps {
   cols: number;
   /** The address of a cell. */
   addr: (row: number, col: number) => string;
-  /** What a stored entry means, for quantised data; f32 is itself. */
+  /** What a stored entry means, for quantized data; f32 is itself. */
   value?: (stored: number) => number;
   scale: "sequential" | "diverging";
   /** Fixed ends of the colours, the same for every head; else the data's own. */

@@ -38,7 +38,7 @@ def run(
 ) -> None:
     """Serves the page until Ctrl-C.
 
-    models MODEL: folders, hub names or recipes; none opens a small model that comes with the
+    models MODEL: folders, hub names or recipes; none opens the models that come with the
         package
     from_transformers FOLDER: a folder to load with the library transformers, with its tokenizer;
         may be repeated

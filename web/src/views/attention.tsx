@@ -439,7 +439,7 @@ function Find({ op, head, pair, error }: { op: Op; head: number; pair: Pair | nu
         <ol class="ranked" aria-label={`heads by their weight from ${from[pair.query]} to ${to[pair.key]}`}>
           {pair.ranked.slice(0, all.value ? undefined : FOUND).map((one) => (
             <li key={cellAt(one.op, one.head)}>
-              <button class="quiet" aria-pressed={one.op === op && one.head === head} onClick={() => ((state.layer.value = one.op.layer), (state.head.value = one.head))}>
+              <button class="quiet" aria-pressed={cellAt(one.op, one.head) === cellAt(op, head)} onClick={() => ((state.layer.value = one.op.layer), (state.head.value = one.head))}>
                 layer {one.op.layer}, head {one.head}: <Num addr={cellAt(one.op, one.head, pair.query, pair.key)} v={one.weight} digits={2} />
               </button>
               <i style={{ width: `${100 * one.weight}%` }} />

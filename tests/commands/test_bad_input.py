@@ -289,7 +289,7 @@ def test_shards(published, refused):
         ),
         ({"num_hidden_layers": 3}, "the files lack model.layers.2."),
         ({"num_hidden_layers": 1}, "the model has no place for model.layers.1."),
-        ({"quantization_config": {"bits": 4}}, "quantized weights are not read here"),
+        ({"quantization_config": {"bits": 4}}, "quantised weights are not read here"),
     ],
 )
 def test_published_configs(published, refused, changes, message):

@@ -162,5 +162,5 @@ def test_a_check_in_a_folder_that_cannot_be_written_still_says_what_it_found(
 
     monkeypatch.setattr("glassformer.core.files.write", full)
     progress.update_progress(tmp_path, "int8", state="done")
-    assert "could not be kept" in capsys.readouterr().err
+    assert "could not be saved" in capsys.readouterr().err
     assert progress.state(catalogue()[0], progress.read_progress(tmp_path)) == progress.NEW

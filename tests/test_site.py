@@ -19,7 +19,7 @@ from sphinx.errors import SphinxError
 from site_page import DOCS, built
 
 MOST = (
-    15_000_000  # bytes of the site; each of five frames holds a model that computes, 0.9 to 2.2 MB
+    16_000_000  # bytes of the site; each of six frames holds a model that computes, 0.9 to 2.2 MB
 )
 
 

@@ -81,7 +81,9 @@ def test_the_page_opens_on_the_whole_model_and_it_looks_at_animal(new_tab, servi
         new_tab.wait_for_selector("footer .badge")
         new_tab.get_by_role("group", name="the whole model", exact=True).wait_for()
         new_tab.get_by_role("button", name="Attention", exact=True).click()
-        new_tab.get_by_role("heading", name="Decoder self · layer 3 · head 1", exact=True).wait_for()
+        new_tab.get_by_role(
+            "heading", name="Decoder self · layer 3 · head 1", exact=True
+        ).wait_for()
         pair = '[aria-label="find the head"] .ranked[aria-label="heads by their weight from ·it to ·an"]'
         best = new_tab.locator(f"{pair} .num").first
         best.wait_for()

@@ -158,7 +158,9 @@ def test_tokens_have_names() -> None:
     with pytest.raises(UserError, match="occurs at 0 and 3"):
         trace(model, tokenizer, "the cat sat the").parse('probs["the",0]')
     rows = len(tokenizer.encode("the dog")) - 1
-    with pytest.raises(UserError, match=rf'"dog" is {rows} tokens of the text: 1 .*Give one number'):
+    with pytest.raises(
+        UserError, match=rf'"dog" is {rows} tokens of the text: 1 .*Give one number'
+    ):
         trace(model, tokenizer, "the dog").parse('probs["dog",0]')
     with pytest.raises(UserError, match="no words along H"):
         item.parse('decoder.blocks.0.attn.pattern["the",0,0]')

@@ -5,7 +5,7 @@ taking turns.
     python benchmarks/engine.py --llama /tmp/llama [--rows 1 8 128] [--repeats 15] [--threads 1]
     [--model]
 
-A time is of the product with its quantising of activations; weights are cold (as many copies as
+A time is of the product with its quantizing of activations; weights are cold (as many copies as
 fill 160 MB, one after the other). With one thread it is processor time, which neighbours on a
 shared machine disturb least; with more, the clock's. A ratio is theirs / ours turn by turn: median,
 and the range from the first to the third quarter. Beside it the share of the limit: of the memory's

@@ -26,7 +26,7 @@ from glassformer.sight import wire
 from glassformer.sight.export import canonical
 
 TARGET = Path(__file__).parents[1] / "src" / "glassformer" / "static" / "example.trace"
-TEXT = "Farewell, my noble lord; farewell, my noble"
+TEXT = "The animal didn't cross the street because it was too tired"
 VIEWS = ("playground", "inside", "inside?l=0", "attention", "lens")
 MOST = 200_000
 

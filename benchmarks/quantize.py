@@ -5,7 +5,7 @@
         llama_cpp_python-0.3.36
 
 Every model reads the same windows of its context, spread over the text; a window's tokens but the
-first are predicted. llama.cpp quantises an F32 file written here (its own C function) and reads
+first are predicted. llama.cpp quantizes an F32 file written here (its own C function) and reads
 what it made: `--llama` is the folder of its libraries, `--llama-python` that of llama-cpp-python,
 whose bindings are used. Its files are also read by this library.
 """
@@ -115,7 +115,7 @@ class Llama:
         llama_cpp.llama_log_set(self.quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
 
-    def quantise(self, source: Path, target: Path, kind: str, table: int | None) -> None:
+    def quantize(self, source: Path, target: Path, kind: str, table: int | None) -> None:
         """A file of the kind made of another; ``table``: the type of the embedding and the head."""
         params = self.library.llama_model_quantize_default_params()
         params.ftype, params.nthread = FTYPES[kind], 1
@@ -124,7 +124,7 @@ class Llama:
         failed = self.library.llama_model_quantize(
             str(source).encode(), str(target).encode(), ctypes.byref(params)
         )
-        assert not failed, f"llama.cpp could not quantise {source}"
+        assert not failed, f"llama.cpp could not quantize {source}"
 
     def perplexity(self, path: Path, rows: list[torch.Tensor]) -> float:
         """``perplexity``, computed by llama.cpp."""
@@ -167,7 +167,7 @@ def llama_cpp_formats(
                 if kind == "Q8_0" and table is None:
                     continue  # the same
                 target = Path(folder) / f"{kind}-{table}.gguf"
-                llama.quantise(source, target, kind, table)
+                llama.quantize(source, target, kind, table)
                 model = gguf.load(target, None)
                 second_kind = f"llama.cpp {kind}, embedding and head {message}"
                 weights = sum(

@@ -296,7 +296,7 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path):
         assert bool(site) == (ROOT / "src" / "glassformer" / "site" / "index.html").exists(), (
             "built, it goes along"
         )
-        assert sum(item.file_size for item in site) < 10_000_000
+        assert sum(item.file_size for item in site) < 16_000_000  # as tests/test_site.py allows
         kernels = "glassformer/fast/kernels/libkernels.so"
         assert (
             (kernels in names)
@@ -356,7 +356,8 @@ def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path):
 
     wheel = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(wheel, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    assert next(tmp_path.glob("*.whl")).stat().st_size < 10_000_000
+    with_site = (ROOT / "src" / "glassformer" / "site" / "index.html").exists()
+    assert next(tmp_path.glob("*.whl")).stat().st_size < (20_000_000 if with_site else 10_000_000)
     venv.create(tmp_path / "env", with_pip=True)
     binaries = tmp_path / "env" / "bin"
     (individual,) = (tmp_path / "env").glob("lib/python*/site-packages")

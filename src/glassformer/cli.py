@@ -74,6 +74,8 @@ def _run(words: list[str]) -> int:
     if words[:1] in ([], ["-h"], ["--help"]) or words == ["help"]:
         print(overview(), end="")
         return 0
+    if words[:2] == ["help", "inspect"]:
+        words = words[1:]
     if words[0] == "inspect":
         inspecting = {"inspect": GROUPS["inspect"]}
         if words[1:2] in ([], ["-h"], ["--help"]):

@@ -215,7 +215,7 @@ def test_a_rate_too_high_and_an_unknown_kind_are_said(monkeypatch):
     steady = [*Word2Vec(word_index.index_words(towns(300)), Settings(rate=0.1, sample=1.0)).train()]
     # so few different words, so high a rate
     assert np.mean([step.loss for step in steady[-20:]]) < 2.0
-    with mistake(r"beyond all bounds; give a rate below 50\.0"):
+    with mistake(r"diverged; give a learning rate below 50\.0"):
         [*Word2Vec(word_index.index_words(towns(300)), Settings(rate=50.0)).train()]
     with mistake(r"is not one of .skip-gram., .cbow."):
         Settings("glove")

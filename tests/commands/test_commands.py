@@ -213,6 +213,8 @@ def test_the_next_tokens_and_their_probabilities(model, terminal):
     assert len(row["likely"]) == len(row["tokens"])
     for verb in ("look", "generate"):
         assert f"{best.values[-1, 0].exp():.4f}" in terminal(f"{verb} {model} Once --next 1")
+    text = terminal("look tiny 'The cat' --logprobs 2")
+    assert "·c" in text and "Ġ" not in text, "a space is shown as a sign"
     assert terminal(drawn).count("0.") == 6
 
 

@@ -162,7 +162,7 @@ def test_a_check_in_a_folder_that_cannot_be_written_still_says_what_it_found(
 
     monkeypatch.setattr("glassformer.core.files.write", full)
     progress_file.update_progress(tmp_path, "int8", state="done")
-    assert "could not be kept" in capsys.readouterr().err
+    assert "could not be saved" in capsys.readouterr().err
     assert (
         progress_file.state(catalogue()[0], progress_file.read_progress(tmp_path))
         == progress_file.NEW

@@ -114,7 +114,7 @@ def test_without_a_text_it_is_said_what_one_would_add(folder, tmp_path, terminal
     assert "31 of 36 matrices have rows shorter than a group of 128" in terminal.notes
 
 
-def test_a_quantised_folder_does_not_train(folder, tmp_path, terminal, monkeypatch):
+def test_a_quantized_folder_does_not_train(folder, tmp_path, terminal, monkeypatch):
     monkeypatch.chdir(tmp_path)
     terminal(f"quantize {folder}/model few --bits 8")
     options = f"--data.train {folder}/text.txt --steps 2 --train.context 32 --train.batch 2"
@@ -123,10 +123,10 @@ def test_a_quantised_folder_does_not_train(folder, tmp_path, terminal, monkeypat
     assert quantized(glassformer.load("lora")[0])
     terminal("convert few --layout gguf --out few.gguf")
     for line, message in (
-        ("quantize few again --bits 4", "quantised already"),
-        ("quantize few.gguf again --bits 8", "quantised already"),
-        ("quantize lora again --bits 4", "adapter on quantised weights"),
-        ("convert lora --layout gguf --out a.gguf", "an adapter beside quantised weights"),
+        ("quantize few again --bits 4", "quantized already"),
+        ("quantize few.gguf again --bits 8", "quantized already"),
+        ("quantize lora again --bits 4", "adapter on quantized weights"),
+        ("convert lora --layout gguf --out a.gguf", "an adapter beside quantized weights"),
     ):
         assert message in terminal.refused(line)
     assert not Path("again").exists()

@@ -162,7 +162,7 @@ WOULD_CRASH = {  # or hang, or give NaN
     ),
     "a bias over other head counts": (
         lambda: stack((4, 8), position=c.RelativeBias()),
-        r"give all as many",
+        r"give each head the same number",
     ),
     "no bucket": (lambda: c.RelativeBias(0), r"buckets is 0; give 2 or more"),
     "one bucket": (lambda: c.RelativeBias(1), r"buckets is 1; give 2 or more"),

@@ -205,7 +205,7 @@ def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype):
 @pytest.mark.parametrize(
     "name", [name for name in GENERATORS if name not in tiny.RECURRENT | tiny.STATES]
 )
-def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(name, bits):
+def test_quantized_models_say_the_same_alone_with_others_and_by_two_threads(name, bits):
     model = tiny.model(tiny.ALL[name])
     expected = requests(name)
     quantize_weights(model, QuantizedLayout(bits=bits))

@@ -157,7 +157,7 @@ def test_what_is_not_there_is_refused():
             engine.submit(Request([1], edits=[head_off("decoder.blocks.9.attn", 1)]))
     with (
         Engine(tiny.model(tiny.ALL["vaswani"])) as engine,
-        mistake("looks inside decoders alone"),
+        mistake("looks inside decoders only"),
     ):
         engine.submit(Request([1], [2], want=["*"]))
 

@@ -143,12 +143,12 @@ def test_layouts_that_cannot_be(options, sentence):
         QuantizedLayout(*options)
 
 
-def test_a_model_is_quantised_once_and_its_head_may_be_left():
+def test_a_model_is_quantized_once_and_its_head_may_be_left():
     model = tiny.model(tiny.DECODERS["llama"])
     chosen = quantize_weights(model, QuantizedLayout(4, head=16))
     assert set(chosen.values()) == {4}
     assert not any(name.startswith(("embed", "head")) for name in chosen)
-    with mistake("quantised already"):
+    with mistake("quantized already"):
         quantize_weights(model, QuantizedLayout(8))
     pair = quantize_weights(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(4))
     assert pair["embed.token.weight"] == pair["head.proj.weight"] == 8
@@ -174,7 +174,7 @@ def test_gradients_pass_to_x_and_not_to_codes():
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "mixtral"])
-def test_lora_on_quantised_weights_learns(name):
+def test_lora_on_quantized_weights_learns(name):
     """The loss falls, only the changes move, and a change is never put into codes."""
     model = tiny.model(tiny.ALL[name])
     quantize_weights(model, QuantizedLayout(4))
@@ -198,7 +198,7 @@ def test_lora_on_quantised_weights_learns(name):
     now = {path: weight.quantized_data.codes for path, weight in quantized(model).items()}
     assert tiny.equal_tensors(now, codes)
     layer = next(iter(tuning.adapted(model).values()))
-    with mistake("takes no change"):
+    with mistake("cannot be merged"):
         layer.merge()
     tuning.merge_and_unload(model)
     assert tuning.adapted(model)

@@ -153,7 +153,7 @@ def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_codes_go_out_and_come_back(tmp_path, bits):
-    """Codes of a model quantised here, queries and keys turned to llama.cpp's order and back."""
+    """Codes of a model quantized here, queries and keys turned to llama.cpp's order and back."""
     model = few(bits)
     gguf.save(model, tmp_path / "a.gguf", "F16", None)
     back, tokenizer = glassformer.load(tmp_path / "a.gguf")

@@ -41,7 +41,7 @@ def test_saved_loaded_and_on_the_fly_are_the_same_bits(tmp_path, name, bits):
     assert (tmp_path / "few" / "model.safetensors").stat().st_size < size + 16_384
 
 
-def test_a_published_folder_is_quantised_on_the_fly(tmp_path):
+def test_a_published_folder_is_quantized_on_the_fly(tmp_path):
     glassformer.save(tiny.model(tiny.DECODERS["llama"]), tmp_path, layout="hf")
     flying, _ = glassformer.load(tmp_path, bits=4, group=64, head=16, dtype="bfloat16")
     stored = quantized(flying)
@@ -77,7 +77,7 @@ def test_the_file_says_what_is_needed_to_read_it(folder):
 
 
 def test_what_it_cannot_be(folder, tmp_path):
-    with mistake("quantised already"):
+    with mistake("quantized already"):
         glassformer.load(folder, bits=8)
     model, _ = glassformer.load(folder)
     with mistake("No published layout"):
@@ -88,7 +88,7 @@ def test_what_it_cannot_be(folder, tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_an_adapter_on_a_quantised_model_comes_back(folder, tmp_path):
+def test_an_adapter_on_a_quantized_model_comes_back(folder, tmp_path):
     model, _ = glassformer.load(folder)
     before = tiny.logits(model)
     tuning.tune(model, objectives.LoRA(rank=2, target_modules=("*.q", "*.v")))

@@ -181,7 +181,7 @@ def check(folder, reference, actual, table=TABLE):
             ["h.0.up has shape (3, 2), but blocks.0.up of the model needs (2,)"],
         ),
         *(
-            ({"h.0.up": torch.ones(2).to(dtype)}, {"blocks.0.up": 2}, ["not quantised"])
+            ({"h.0.up": torch.ones(2).to(dtype)}, {"blocks.0.up": 2}, ["not quantized"])
             for dtype in (torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn)
         ),
     ],

@@ -74,7 +74,7 @@ def test_what_a_file_says(tmp_path):
         ("def check", "def chek", "no function check"),
         ("3.5", '"three"', "ROAD, SECONDS and POINTS are numbers"),
         ("3.5", "3 + 1 + x", "line 4: ROAD is computed"),
-        ("def f(x):", "def f(x)", "line 9 is not Python"),
+        ("def f(x):", "def f(x)", "line 9 is not valid Python"),
     ],
 )
 def test_what_is_no_exercise_is_refused(old, new, message, tmp_path):

@@ -47,13 +47,13 @@ def test_a_file_that_is_there_stays(tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.py", b"x = 1\n", "of no exercise"),
+        ("a.py", b"x = 1\n", "belongs to no exercise"),
         ("a.py", b"\xff\xfe", "not UTF-8"),
         ("a.py", b"# exercise: x\n\0", "holds a NUL"),
         ("a.ipynb", b"{", "not valid JSON"),
         ("a.ipynb", b"[]", "not a JSON object"),
-        ("a.ipynb", b"{}", "of no exercise"),
-        ("a.ipynb", b'{"cells": 3}', "of no exercise"),
+        ("a.ipynb", b"{}", "belongs to no exercise"),
+        ("a.ipynb", b'{"cells": 3}', "belongs to no exercise"),
     ],
 )
 def test_what_cannot_be_read_is_said(name, content, message, tmp_path):

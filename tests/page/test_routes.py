@@ -493,8 +493,11 @@ def test_the_shipped_model_answers_without_arguments():
     size = sum(path.stat().st_size for path in shipped().iterdir())
     assert size <= 2 << 20
     client = served.client(served.page())
-    (card,) = client.answer("/api/models")
+    card, *beside = client.answer("/api/models")
     assert card["name"] == "tiny-page" and card["parameters"] == 917_760
+    names = [each["name"] for each in beside]
+    assert names == ["tiny-encoder", "tiny-stories", "tiny-translator"]
+    assert not any(each["loaded"] for each in beside), "each is loaded when it is first chosen"
     result = run(client, "tiny-page", text="ROMEO:\nWhat light is")
     assert client.answer(f"/api/runs/{result['run']}/check")["captured_vs_fast_max_abs"] < 1e-4
 

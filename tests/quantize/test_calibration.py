@@ -103,7 +103,7 @@ def test_rows_are_spread_and_held_out_apart(tmp_path):
     source = open_path(path)
     tokenizer = train("byte", [], specials=[])
     cfg = tiny.DECODERS["llama"]
-    with mistake("which this model does not"):
+    with mistake("outside this model"):
         Text.of(tokenise(source, tokenizer), cfg, 100, 100)
     path.write_text("\x01\x02\x03\x04" * 400)
     text = Text.of(tokenise(open_path(path), tokenizer), cfg, 300, 64)

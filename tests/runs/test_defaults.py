@@ -233,7 +233,7 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     assert "train.txt holds 4,000 bytes of text" in data["chosen"]
     for sentence in (
         f"Validation has not fallen since step {best}, so the run ends at step {last} of 60",
-        "--resume --early-stop 0 goes on.",
+        "--resume --early-stop 0 continues.",
         f"The best checkpoint is that of step {best}",
         "bits per byte",
         data["chosen"],

@@ -384,7 +384,7 @@ def test_a_run_that_ended_early_goes_on_with_more_steps(corpus, tmp_path, capfd,
     monkeypatch.setattr(callbacks.Evaluate, "measure", lambda self, model: (1.0, {}))
     options = {"early_stop": "2", "evaluate_every": "2", "save_every": "2", "schedule": "Cosine"}
     assert runs.run(settings(corpus, steps="40", **options), tmp_path / "run").step == 6
-    assert "--resume --early-stop 0 goes on" in (stderr := capfd.readouterr().err)
+    assert "--resume --early-stop 0 continues" in (stderr := capfd.readouterr().err)
     assert "N above 40" in stderr
     assert (
         runs.run(settings(corpus, steps="40", **options), tmp_path / "run", resume=True).step == 6

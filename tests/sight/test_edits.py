@@ -647,8 +647,8 @@ def test_a_line_that_is_no_edit_is_refused(line, message):
         ("gru", head_off("decoder.cells.0", 1), "has no attention"),
         ("bert", scale("pool.write", 1.0, positions=1), "leave positions out"),
         ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "cannot attend to position 5"),
-        ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights are numbers"),
-        ("gpt2", set_attention(ATTENTION, 0, 2, {1: -0.5}), "weights are numbers of at least 0"),
+        ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights must be numbers"),
+        ("gpt2", set_attention(ATTENTION, 0, 2, {1: -0.5}), "weights must be numbers of 0 or more"),
         (
             "gpt2",
             patch("decoder.embed", {"decoder.out": torch.zeros(1, 10, 32)}),

@@ -346,7 +346,7 @@ def test_the_bound_follows_the_format_and_the_depth():
     gpt2, deep = tiny.ALL["gpt2"], tiny.decoder(*[tiny.block()] * 4)
     assert tolerance(gpt2, torch.float32, 9) == 16 * 2**-23 * math.sqrt(5)
     assert tolerance(gpt2, torch.bfloat16, 9) == 4 * 2**-7 * math.sqrt(5)
-    assert tolerance(gpt2, torch.float32, 9, quantised=True) == 4 / 254 * math.sqrt(5)
+    assert tolerance(gpt2, torch.float32, 9, quantized=True) == 4 / 254 * math.sqrt(5)
     assert tolerance(deep, torch.float32, 9) == 16 * 2**-23 * math.sqrt(17)
     assert tolerance(tiny.ALL["lstm"], torch.float32, 9) == 16 * 2**-23 * math.sqrt(19)
 
@@ -413,7 +413,7 @@ def test_a_model_that_answers_zeros_passes_nothing():
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "mixtral"])
-def test_quantised_models_verify(name):
+def test_quantized_models_verify(name):
     """Saved and loaded bit for bit; all else within what an input rounded the other way does; no
     change is merged."""
     model = tiny.model(tiny.ALL[name])

@@ -144,7 +144,7 @@ def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(answer, 
         answer(model, tokenizer, texts)
     result = answer(model, tokenizer, texts, truncate=True)
     result = getattr(result, "probabilities", result)
-    assert capsys.readouterr().err == "2 of 4 texts lost their end; the model reads 64 tokens.\n"
+    assert capsys.readouterr().err == "2 of 4 texts were truncated; the model reads 64 tokens.\n"
     assert_close(result[1], result[2])
     answer(model, tokenizer, texts[:2], truncate=True)
     assert capsys.readouterr().err == ""
@@ -242,3 +242,15 @@ def test_the_encoder_of_the_package_fills_a_blank():
     model, tokenizer = glassformer.load("tiny-encoder", dtype="float32")
     ((best, *_),) = glassformer.fill(model, tokenizer, "There was a little ___ named Lily.")
     assert best.words == ["girl"] and best.probability > 0.8
+
+
+def test_the_translator_of_the_package_chooses_a_pronoun():
+    """ "It" is the animal when it was tired, and the street, a feminine noun, when it was wide."""
+    model, tokenizer = glassformer.load("tiny-translator", dtype="float32")
+    texts = [
+        "The animal didn't cross the street because it was too tired.",
+        "The animal didn't cross the street because it was too wide.",
+    ]
+    (tired, *_), (wide, *_) = glassformer.translate(model, tokenizer, texts)
+    assert tired.text == "L'animal n'a pas traversé la rue parce qu'il était trop fatigué."
+    assert wide.text == "L'animal n'a pas traversé la rue parce qu'elle était trop large."

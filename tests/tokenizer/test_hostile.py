@@ -230,7 +230,7 @@ def test_names_that_are_no_paths(act):
 def test_a_link_a_device_and_a_locked_folder(tmp_path, monkeypatch):
     (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
     for act in (open_tokenizer, pretrained.find, find_corpus):
-        with mistake("link to something that is not there"):
+        with mistake("is a broken link"):
             act(tmp_path / "lost")
     for path in ("/dev/null", "/dev/zero"):
         with mistake("not a file that holds a tokenizer"):

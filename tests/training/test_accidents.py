@@ -209,7 +209,7 @@ def test_a_token_cache_that_is_cut_while_training_is_one_sentence(tmp_path):
     next(batches)
     (tokens,) = (tmp_path / "cache").rglob("tokens.bin")
     os.truncate(tokens, 100)
-    with mistake(r"tokenised copy of .* was cut while in use"):
+    with mistake(r"tokenised copy of .* was truncated while in use"):
         next(batches)
 
 

@@ -44,7 +44,7 @@ GROUPS = {
         "page": "Open the page in a browser: explore a model, or watch a training.",
         "convert": "Save a model in another layout (Hugging Face, GGUF), or import another library's "
         "file.",
-        "quantize": "Quantise weights to 8 or 4 bits, and measure the loss by layer and matrix, in "
+        "quantize": "Quantize weights to 8 or 4 bits, and measure the loss by layer and matrix, in "
         "logits, perplexity and size.",
     },
     "tokens and words": {

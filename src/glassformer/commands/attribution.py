@@ -10,8 +10,8 @@ from .options import Edits, ModelOptions, Text
 from .signature import Count
 
 EXAMPLES = (
-    'glassformer attribution out/mine "The cat sat on the"',
-    'glassformer attribution out/mine "The cat sat on the" --token " mat" --against " hat"',
+    'glassformer attribution tiny "O Romeo, Romeo! wherefore art"',
+    'glassformer attribution tiny "O Romeo, Romeo! wherefore art" --token " thou" --against " you"',
 )
 
 

@@ -8,7 +8,7 @@ from .options import ModelOptions
 from .signature import Words
 
 EXAMPLES = (
-    'glassformer contexts out/mine bank "We sat on the river bank." "He took it to the bank."',
+    'glassformer contexts tiny-encoder bank "We sat on the river bank." "He took it to the bank."',
 )
 
 

@@ -12,8 +12,8 @@ from .options import note_untrained
 from .signature import Words
 
 EXAMPLES = (
-    "glassformer convert out/mine --out published --layout hf",
-    "glassformer convert out/mine --layout gguf --numbers Q8_0 --out mine.gguf",
+    "glassformer convert tiny-stories --out published --layout hf",
+    "glassformer convert tiny-stories --layout gguf --numbers Q8_0 --out stories.gguf",
     "glassformer convert --from nanogpt out/ckpt.pt --out out/nanogpt --tokenizer gpt2",
 )
 # GPT-2's sizes, one rounded up

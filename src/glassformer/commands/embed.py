@@ -12,8 +12,8 @@ from .signature import Count
 from .sources import Prompts
 
 EXAMPLES = (
-    'glassformer embed out/encoder "a cat" "a dog" "a train"',
-    "glassformer embed out/encoder --prompts texts.txt --out vectors.safetensors",
+    'glassformer embed tiny-encoder "a cat" "a dog" "a train"',
+    "glassformer embed tiny-encoder --prompts texts.txt --out vectors.safetensors",
 )
 
 

@@ -11,7 +11,7 @@ from .options import ModelOptions, Texts
 from .signature import Count
 from .sources import Prompts
 
-EXAMPLES = ('glassformer fill out/encoder "The capital of France is ___."',)
+EXAMPLES = ('glassformer fill tiny-encoder "There was a little ___ named Lily."',)
 
 
 def run(

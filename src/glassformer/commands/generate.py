@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..core.generation.session import Reader
 
 EXAMPLES = (
-    'glassformer generate out/mine "Once upon a time" --max-new 100',
+    'glassformer generate tiny-stories "Once upon a time" --max-new 100',
     "glassformer generate out/mine --prompts prompts.txt --temperature 0 --json",
     "glassformer generate out/mine --prompts many.jsonl --out answers.jsonl --seed 1",
     "torchrun --nproc-per-node 4 -m glassformer generate out/mine --prompts long.txt",

@@ -7,8 +7,8 @@ from .options import ModelOptions
 from .signature import Count
 
 EXAMPLES = (
-    "glassformer heads out/mine",
-    "glassformer heads out/mine --sort induction --top 5",
+    "glassformer heads tiny",
+    "glassformer heads tiny --sort induction --top 5",
 )
 
 

@@ -19,7 +19,7 @@ from .signature import Words
 from .sources import find_corpus, read_examples
 
 EXAMPLES = (
-    'glassformer lens out/mine "The cat sat on the" --track " mat"',
+    'glassformer lens tiny "O Romeo, Romeo! wherefore art" --track " thou"',
     "glassformer lens out/mine --fit data.txt --out tuned.safetensors",
     'glassformer lens out/mine "The cat sat on the" --tuned tuned.safetensors',
 )

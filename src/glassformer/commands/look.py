@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need
+from ..sight.labels import display_texts
 from .common import CommandOutput, ascii_only, write_picture
 from .options import Edits, ModelOptions, Text
 from .signature import Words
 
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
 EXAMPLES = (
-    'glassformer look out/mine "The cat sat"',
-    'glassformer look out/mine "The cat sat" "*.attn.pattern" --draw --out attention.svg',
-    """glassformer look out/mine "The cat sat" --next 5 --edit 'head_off("decoder.blocks.3.attn", 4)'""",
+    'glassformer look tiny "The cat sat"',
+    'glassformer look tiny "The cat sat" "*.attn.pattern" --draw --out attention.svg',
+    """glassformer look tiny "The cat sat" --next 5 --edit 'head_off("decoder.blocks.3.attn", 1)'""",
 )
 
 
@@ -62,12 +66,11 @@ def run(
         return CommandOutput([alignment.to_dict() for alignment in drawn], ["\n\n".join(pictures)])
     if logprobs is not None or next is not None:
         count = (next or 0) if logprobs is None else logprobs
-        tokens = inspection.predictions(
-            *options.load_with_tokenizer(), text, count, source=source, edits=edit
-        )
+        model, tokenizer = options.load_with_tokenizer()
+        tokens = inspection.predictions(model, tokenizer, text, count, source=source, edits=edit)
         if logprobs is not None:
-            return CommandOutput(tokens, prediction_lines(tokens))
-        return CommandOutput(tokens[-1]["next"], likely_lines(tokens[-1]))
+            return CommandOutput(tokens, prediction_lines(tokens, tokenizer))
+        return CommandOutput(tokens[-1]["next"], likely_lines(tokens[-1], tokenizer))
     if not pattern:
         need(not edit, "--edit changes values; name the values to show, or give --next.")
         paths = inspection.paths(options.load()[0])
@@ -83,15 +86,16 @@ def run(
     return CommandOutput(value, inspection.describe(values))
 
 
-def prediction_lines(tokens: list[dict[str, Any]]) -> Iterator[str]:
+def prediction_lines(tokens: list[dict[str, Any]], tokenizer: Tokenizer) -> Iterator[str]:
     """Yields each token with its probability, and the likeliest after it."""
     for token in tokens:
         probability = "" if token["logprob"] is None else f"{math.exp(token['logprob']):.4f}"
-        yield f"{probability:>8}  {token['piece']}"
-        for line in likely_lines(token):
+        yield f"{probability:>8}  {display_texts(tokenizer, [token['token']])[0]}"
+        for line in likely_lines(token, tokenizer):
             yield f"    {line}"
 
 
-def likely_lines(token: dict[str, Any]) -> Iterator[str]:
-    for likely in token["next"]:
-        yield f"{math.exp(likely['logprob']):8.4f}  {likely['piece']}"
+def likely_lines(token: dict[str, Any], tokenizer: Tokenizer) -> Iterator[str]:
+    words = display_texts(tokenizer, [likely["token"] for likely in token["next"]])
+    for likely, word in zip(token["next"], words, strict=True):
+        yield f"{math.exp(likely['logprob']):8.4f}  {word}"

@@ -15,7 +15,7 @@ from .signature import Words
 
 EXAMPLES = (
     "glassformer page",
-    "glassformer page out/mine gpt2 --port 9000",
+    "glassformer page tiny-stories tiny-translator --port 9000",
     "glassformer page --run out/mine",
     "glassformer page --from-transformers ~/models/SmolLM2-135M",
     "glassformer page --model-file model.py:make",
@@ -38,7 +38,7 @@ def run(
 ) -> None:
     """Serves the page until Ctrl-C.
 
-    models MODEL: folders, hub names or recipes; none opens a small model that comes with the
+    models MODEL: folders, hub names or recipes; none opens the models that come with the
         package
     from_transformers FOLDER: a folder to load with the library transformers, with its tokenizer;
         may be repeated

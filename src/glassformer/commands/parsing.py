@@ -76,7 +76,8 @@ class Parser(argparse.ArgumentParser):
         if first in self.verbs:
             return self.verbs[first].parse(words[1:])
         if self.verbs and first[:1] not in ("", "-") and not self._get_positional_actions():
-            raise UserError(f'There is no command "{first}".{nearest(first, self.verbs)}')
+            hint = nearest(first, self.verbs) or f" {self.prog} --help lists them."
+            raise UserError(f'There is no command "{first}".{hint}')
         if not self.get_default("run"):  # only --help and --version mean anything here
             self.parse_known_args([first or "--help"])
             raise UserError(f"{first} is not understood here; see {self.prog} --help.")

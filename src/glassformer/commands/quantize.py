@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..fast.quantize.quantization_report import QuantizationReport
 
 EXAMPLES = (
-    "glassformer quantize out/mine out/mine-int8 --bits 8",
+    "glassformer quantize tiny-stories out/stories-int8 --bits 8",
     "glassformer quantize out/mine out/mine-int4 --bits 4 --calibrate notes.txt --picture harm.svg",
     "glassformer quantize out/pair out/pair-int8 --bits 8 --calibrate valid.en --target valid.de",
 )
@@ -46,7 +46,7 @@ def run(
     picture: Path | None = None,
     use: Words = (),
 ) -> CommandOutput:
-    """Quantises a model's weights to 8 or 4 bits, and measures the loss.
+    """Quantizes a model's weights to 8 or 4 bits, and measures the loss.
 
     folder FOLDER: where to save it
     bits N: bits of each weight: 8 or 4
@@ -152,11 +152,11 @@ def quantize(
         "--target goes with --calibrate, which has its sources.",
     )
     out, opened = new_folder(folder), Checkpoint.open(model)
-    already = f"{model} is quantised already; give the model that it was made of."
+    already = f"{model} is quantized already; give the model that it was made of."
     need(opened.quantization is None, already)
     need(
         opened.base is None or Checkpoint.open(opened.base).quantization is None,
-        (f"{model} is an adapter on quantised weights; give a model that is not quantised."),
+        (f"{model} is an adapter on quantized weights; give a model that is not quantized."),
     )
     note_untrained(model)
     tokenizer, text = opened.tokenizer(), None

@@ -8,7 +8,7 @@ from .common import CommandOutput
 from .options import Edits, ModelOptions, Text, edits_suffix
 
 EXAMPLES = (
-    'glassformer saliency out/mine "The cat sat on the"',
+    'glassformer saliency tiny "O Romeo, Romeo! wherefore art"',
     'glassformer saliency out/labels "a dull film" --of label --label 0 --baseline pad',
 )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..serve.served_models import Registry
 
 EXAMPLES = (
-    "glassformer serve out/mine",
+    "glassformer serve tiny-stories",
     "glassformer serve out/mine --bits 8 --port 9000",
     "glassformer serve out/mine gpt2 --host 0.0.0.0 --api-key-file keys.txt",
 )
@@ -51,7 +51,7 @@ def run(
     host H: the address to listen on (127.0.0.1, this machine only)
     name N: the model's name for clients (its folder's name); repeat it for each model, in order
     port N: the port (8000; 0 takes any free one)
-    bits B: quantise the weights while loading: 8 or 4 bits
+    bits B: quantize the weights while loading: 8 or 4 bits
     api_key_file F: a file with the accepted API keys, one a line
     no_api_key: require no key on a --host that other machines reach
     allow_host NAME: accept this Host header from clients without a key; may be repeated

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
 
 EXAMPLES = (
-    'glassformer translate out/pair "two dogs run on the beach ."',
-    "glassformer translate out/pair --prompts source.txt --beams 8 --json",
+    'glassformer translate tiny-translator "The black cat does not sleep."',
+    "glassformer translate tiny-translator --prompts source.txt --beams 8 --json",
 )
 
 

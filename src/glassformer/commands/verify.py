@@ -10,7 +10,7 @@ from .options import ModelOptions
 from .signature import Count
 
 EXAMPLES = (
-    "glassformer verify out/mine",
+    "glassformer verify tiny",
     "glassformer verify gpt2/124m --against hf",
     "glassformer verify out/mine --dtype bfloat16 --json",
 )

@@ -62,8 +62,8 @@ def train(
         size = trainers.DEFAULT_SIZE
     if size and tokenizer.size < size:
         note(
-            f"This text gives {tokenizer.size:,} entries, not {size:,}: no other piece repeats "
-            "often enough."
+            f"This text gives {tokenizer.size:,} entries, not {size:,}: no further pair of pieces "
+            "repeats often enough."
         )
     tokenizer.save(out)
     vocabulary = comparison.count(tokenizer)

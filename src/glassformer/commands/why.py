@@ -10,9 +10,9 @@ from .options import Edits, ModelOptions, Text
 from .signature import Whole
 
 EXAMPLES = (
-    'glassformer why out/mine "The cat sat" "logits[2,5]"',
+    'glassformer why tiny "O Romeo, Romeo! wherefore art" "logits[2,5]"',
     'glassformer why --model-file model.py:make "5 3 8" "output[0,2,7]" --up 3',
-    'glassformer why out/mine "The cat sat" "decoder.blocks.3.attn.scores[0,2,1]" --up 3',
+    'glassformer why tiny "The cat sat" "decoder.blocks.3.attn.scores[0,2,1]" --up 3',
 )
 
 

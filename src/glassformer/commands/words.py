@@ -23,7 +23,7 @@ EXAMPLES = (
     'glassformer words bag "a cat" "a dog"',
     "glassformer words classify train.tsv valid.tsv",
     "glassformer words average vectors.bin --out out/average",
-    'glassformer words contexts out/encoder bank "by the river bank" "at the bank"',
+    'glassformer words contexts tiny-encoder bank "by the river bank" "at the bank"',
 )
 CONTEXTS = (
     ("bank", "She put her money in the bank.", "They had a picnic on the bank of the river."),

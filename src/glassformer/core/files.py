@@ -43,7 +43,7 @@ def path_kind(path: Path) -> Literal["file", "folder", "other"] | None:
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
             raise UserError(
-                f"{path} is a link to something that is not there; restore that or give a path."
+                f"{path} is a broken link; restore its target or give another path."
             ) from None
         return None
     except PermissionError:
@@ -153,7 +153,7 @@ def explain(error: OSError, path: Path) -> UserError:
     """An operating system error as one sentence that says what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
-            f"The disk that holds {path} is full; free some space, nothing there was changed."
+            f"The disk that holds {path} is full; free some space. Nothing there was changed."
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return UserError(

@@ -27,7 +27,7 @@ REPLACED = ("route", "expert_forward")  # a class that computes these by its own
 
 
 class BatchInvariantMoE(MoE):
-    """A mixture around the parameters of another; quantised tables are exact as they are."""
+    """A mixture around the parameters of another; quantized tables are exact as they are."""
 
     def __init__(self, layer: MoE) -> None:
         self.__dict__.update(layer.__dict__)

@@ -1,7 +1,7 @@
 """Blocks in C: a view of a model whose stacks are computed by kernels/stack.c where nobody looks
 into them.
 
-    fuse(view)      of an exactly prepacked view (prepacked.py), or of a model with quantised weights
+    fuse(view)      of an exactly prepacked view (prepacked.py), or of a model with quantized weights
 
 A token's step otherwise waits for Python between its products. ``FusedStack`` stands in a stack's
 place and computes all its blocks in one call; with a tape, with gradients, or with a cache that is

@@ -9,7 +9,7 @@ it.
     anything else                             the numbers, in the weight's dtype
 
 So a row of a product has the same bits alone and in a batch, and every module, tape and tool that
-reads a weight goes on as it was. A quantised weight does not train: gradients pass through the
+reads a weight goes on as it was. A quantized weight does not train: gradients pass through the
 product to x, and to LoRA beside it.
 
 N outputs, C inputs, G groups of a row, R rows.
@@ -52,7 +52,7 @@ class QuantizedLayout:
         )
 
     def plan(self, model: nn.Module) -> dict[str, int]:
-        """The bits of each weight that is quantised, by its path: what modules declare as
+        """The bits of each weight that is quantized, by its path: what modules declare as
         ``products``.
 
         UserError where that is nothing but the ends of the model, and for groups longer than any
@@ -66,8 +66,7 @@ class QuantizedLayout:
         inside = [name for name in weight_names if not name.startswith(ENDS)]
         need(
             bool(inside),
-            "This model's layers are recurrent cells, which are computed in their own "
-            "format; take a Stack.",
+            "This model's layers are recurrent cells, which cannot be quantized; use a Stack.",
         )
         longest = max(parameters[name].shape[-1] for name in weight_names)
         fits = self.group - rounding.GROUP < longest
@@ -93,7 +92,7 @@ class QuantizedLayout:
     def quantize(
         self, model: nn.Module, chosen: Mapping[str, int], rounder: Rounding | None = None
     ) -> None:
-        """Put quantised weights in the place of those whose paths and bits are given."""
+        """Put quantized weights in the place of those whose paths and bits are given."""
         for path, bits in chosen.items():
             weight = model.get_parameter(path)
             rounded = (
@@ -357,7 +356,7 @@ def parameter(quantized_data: Codes, dtype: torch.dtype) -> Any:
 
 
 def quantized(model: nn.Module) -> dict[str, QuantizedWeight]:
-    """The quantised weights of a model by their paths."""
+    """The quantized weights of a model by their paths."""
     return {
         path: weight
         for path, weight in model.named_parameters()
@@ -368,13 +367,13 @@ def quantized(model: nn.Module) -> dict[str, QuantizedWeight]:
 def quantize_weights(
     model: nn.Module, layout: QuantizedLayout, rounder: Rounding | None = None
 ) -> dict[str, int]:
-    """Put quantised weights in the place of a model's matrices, one after another; the bits of
+    """Put quantized weights in the place of a model's matrices, one after another; the bits of
     each, by path.
 
-    ``how`` rounds (None: the scale of least error). UserError for a model that is quantised
+    ``how`` rounds (None: the scale of least error). UserError for a model that is quantized
     already, for one without such matrices, and for weights that are not finite.
     """
-    need(not quantized(model), "This model is quantised already; give the one that it was made of.")
+    need(not quantized(model), "This model is quantized already; give the original model.")
     chosen = layout.plan(model)
     layout.quantize(model, chosen, rounder)
     return chosen

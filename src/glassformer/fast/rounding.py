@@ -28,7 +28,7 @@ SMALLEST = 2.0**-24  # of the scale's format
 
 def check(bits: int, group: int) -> None:
     """UserError where no weight can be held so."""
-    need(bits in BITS, f"There are no weights of {bits} bits here; give 8 or 4.")
+    need(bits in BITS, f"Weights of {bits} bits are not supported; give 8 or 4.")
     fits = group > 0 and group % GROUP == 0
     need(
         fits,

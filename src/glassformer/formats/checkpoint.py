@@ -156,7 +156,7 @@ class Checkpoint:
         ``dtype`` None is the files' own (fp32 for a recipe). A large file on a disk of this machine
         is ``mapped``, not read, and where nothing has to change, its tensors are the model's: it
         may be removed or replaced by a new one (as ``save`` does it), but not cut or written over
-        in place while the model lives. False reads it. ``bits`` 8 or 4 quantises the weights,
+        in place while the model lives. False reads it. ``bits`` 8 or 4 quantizes the weights,
         ``group`` of them to a scale, the ends in ``head`` bits. Raises UserError for everything
         that is missing, damaged or does not fit together.
         """
@@ -234,7 +234,7 @@ class Checkpoint:
         return (Table(()), self.config) if self.recipe is None else self.recipe.names(self.config)
 
     def _converted(self, kind: torch.dtype | None, device: Device, mapped: bool) -> Model:
-        """The model of a GGUF file, of quantised weights, or of a change in another model."""
+        """The model of a GGUF file, of quantized weights, or of a change in another model."""
         from . import adapters, tuning, weights
         from . import quantized_weights as few_bits
 

@@ -177,7 +177,7 @@ def _fill_codes(
 def save(
     model: Model, path: Path, kind: str, tokenizer: Tokenizer | None, name: str = ""
 ) -> Counter[str]:
-    """A file that llama.cpp opens: matrices of ``kind`` (those quantised here as they are), vectors
+    """A file that llama.cpp opens: matrices of ``kind`` (those quantized here as they are), vectors
     of F32.
 
     A matrix whose rows no block divides is F16. Gives the number of tensors of each kind. UserError
@@ -189,8 +189,8 @@ def save(
     adapted = next(iter(tuning.adapted(model)), None)
     need(
         adapted is None,
-        f"{adapted} has an adapter beside quantised weights, which GGUF has no place for; train "
-        "the adapter on the model before it was quantised, and convert that.",
+        f"{adapted} has an adapter beside quantized weights, which GGUF cannot hold. Train the "
+        "adapter on the unquantized model, and convert that model.",
     )
     need(
         kind in FILE_TYPES,

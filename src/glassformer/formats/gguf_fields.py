@@ -59,7 +59,7 @@ def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         back.encode(text) == tokenizer.encode(text)
         for text in (SAMPLE, SAMPLE.strip(), "a", " a", "\n")
     )
-    need(equal, f"{refused} (its ids of a sample are others).")
+    need(equal, f"{refused} (it encodes a sample text differently).")
     return fields
 
 

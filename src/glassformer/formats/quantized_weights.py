@@ -4,7 +4,7 @@
 config.json          {"glassformer": 1, "model": ..., "quantization": {"version": 1, "group": 32, "dtype": "bfloat16"}}
 model.safetensors    NAME.codes   I8 (.., N, C), or U8 (.., N, C / 2): two in a byte, the even one low, each + 8
                      NAME.scales  F16 (.., N, C / group, rounded up)
-                     NAME         what is not quantised
+                     NAME         what is not quantized
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class CodesConfig:
 
 
 def page_of(model: nn.Module) -> CodesConfig | None:
-    """Entry for a model's config.json about its codes; None where nothing is quantised."""
+    """Entry for a model's config.json about its codes; None where nothing is quantized."""
     params = nn_quantized.quantized(model)
     groups = {weight.quantized_data.group for weight in params.values()}
-    need(len(groups) < 2, "The layout holds groups of one size; quantise the model with one.")
+    need(len(groups) < 2, "The layout holds groups of one size; quantize the model with one.")
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return CodesConfig(VERSION, groups.pop(), dtype) if groups else None
 
 
 def contents(model: nn.Module, page: CodesConfig, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The files of a quantised model, by name; ``state`` is every weight by its path."""
+    """The files of a quantized model, by name; ``state`` is every weight by its path."""
     metadata = {KEY: json.dumps(asdict(page))}
     return tensorfiles.contents(tensorfiles.plain(dict(_named(state))), metadata=metadata)
 

@@ -155,12 +155,12 @@ def contents_of(
     page = None if state is None else quantized.page_of(model)
     need(
         page is None or layout != "hf",
-        "No published layout holds our quantised weights; save it in our own (layout glassformer), "
+        "No published layout holds our quantized weights; save it in our own (layout glassformer), "
         "or save the model that it was made of.",
     )
     need(
         page is None or not tuning.adapted(model),
-        "An adapter beside quantised weights is saved alone, as in its run's folder, which loads "
+        "An adapter beside quantized weights is saved alone, as in its run's folder, which loads "
         "as any model (in Python give base, its name).",
     )
     contents: Contents | None = None

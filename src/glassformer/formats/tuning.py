@@ -29,7 +29,7 @@ def adapt(model: nn.Module, ranks: Mapping[str, tuple[int, float]], dropout: flo
 
 def merge_and_unload(model: nn.Module) -> None:
     """Make an adapted model a plain one: each change becomes part of its matrix for good, save of a
-    quantised one."""
+    quantized one."""
     for path, layer in adapted(model).items():
         if not layer.mergeable:
             continue
@@ -43,7 +43,7 @@ def tune(model: nn.Module, method: objectives.Tune, new: Iterable[str] = (), see
     """Leave only those weights to train that ``how`` names, and ``new`` ones, which nothing has
     trained yet.
 
-    Raises UserError where a pattern that should name something names nothing, and for quantised
+    Raises UserError where a pattern that should name something names nothing, and for quantized
     weights, which do not train.
     """
     if isinstance(method, objectives.Full):
@@ -93,7 +93,7 @@ def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def _must_not_train(names: Iterable[str]) -> None:
     name = next(iter(names), None)
     advice = "train LoRA beside it (--train.tune LoRA), or the model that it was made of"
-    need(name is None, f"{name} is quantised, and codes do not train; {advice}.")
+    need(name is None, f"{name} is quantized, and codes do not train; {advice}.")
 
 
 def _must_name(

@@ -227,7 +227,7 @@ def check(
             need(
                 dtype.is_floating_point and dtype.itemsize > 1,
                 f"{files.folder}: {name} holds {entry.dtype} numbers; fetch weights that are not "
-                "quantised.",
+                "quantized.",
             )
     return present_links
 
@@ -333,7 +333,7 @@ def new_model(
     seed: int | None = None,
     layout: QuantizedLayout | None = None,
 ) -> Model:
-    """The model of a config, newly initialised; a ``layout`` quantises it once all is drawn."""
+    """The model of a config, newly initialised; a ``layout`` quantizes it once all is drawn."""
     must_fit(cfg, dtype, device, layout, drawn=True)
     model = build_model(cfg, device=device, dtype=dtype, seed=seed)
     if layout is not None:
@@ -353,7 +353,7 @@ def load_model(
     """The model with the weights of files that have the names of a ``table`` and the parameters of
     ``published``, perhaps more than the model's.
 
-    A ``layout`` quantises each weight as it is read, so the model never stands here as a whole.
+    A ``layout`` quantizes each weight as it is read, so the model never stands here as a whole.
     """
     present, stored = check_links(cfg, table, published, files)
     must_fit(cfg, dtype, device, layout)

@@ -105,7 +105,7 @@ def read_exercise(path: Path) -> Exercise:
     except (SyntaxError, ValueError) as error:  # ValueError: no UTF-8, or a NUL
         line = getattr(error, "lineno", None)
         raise UserError(
-            f"{path}{f', line {line}' if line else ''} is not Python ({error}); mend it."
+            f"{path}{f', line {line}' if line else ''} is not valid Python ({error}); fix it."
         ) from None
     docstring = (ast.get_docstring(tree) or "").partition("\n")
     need(bool(docstring[0]), f"{path} is no exercise: it does not begin with a title; {FORMAT}.")
@@ -117,7 +117,8 @@ def read_exercise(path: Path) -> Exercise:
     )
     if not todos or todos != end_count:
         raise UserError(
-            f"{path} has {todos} TODO and {end_count} END; each TODO needs an END after it; {FORMAT}."
+            f"{path} has {todos} TODO and {end_count} END; each TODO needs an END after it; "
+            f"{FORMAT}."
         )
     need(
         any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body),

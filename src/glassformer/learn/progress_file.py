@@ -41,4 +41,4 @@ def update_progress(folder: Path, name: str, **fields: Any) -> None:
         records[name] = {**records.get(name, {}), **fields, "changed": today}
         files.write(folder / FILE, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
     except (UserError, OSError) as error:
-        note(f"What is done could not be kept: {error}")
+        note(f"Your progress could not be saved: {error}")

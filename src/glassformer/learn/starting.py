@@ -127,7 +127,7 @@ def read_source(path: Path) -> LearnerSource:
     mark = MARK.search(text)
     if mark is None:
         raise UserError(
-            f'{path} is of no exercise: it has no line "# exercise: NAME", which {ALOUD} start '
+            f'{path} belongs to no exercise: it has no line "# exercise: NAME", which {ALOUD} start '
             "writes; put it back in."
         )
     return LearnerSource(path, mark[1], text, places)

@@ -297,8 +297,8 @@ def _conclude(state: State, train_config: Train, data: RunData, out: Path) -> No
     if _stale(state, train_config):
         note(
             f"Validation has not fallen since step {state.best_step}, so the run ends at "
-            f"step {state.step} of {train_config.steps}; --resume --early-stop 0 goes on. "
-            "Or, to go further than that, --resume --steps N with N above "
+            f"step {state.step} of {train_config.steps}; --resume --early-stop 0 continues. To go "
+            "beyond the last step, use --resume --steps N with N above "
             f"{train_config.steps}."
         )
     if state.best_step is not None:
@@ -373,7 +373,7 @@ def announce(plan: RunPlan, data: RunData, execution: ExecutionSettings, frozen:
     )
     if epochs > MANY_EPOCHS and train_config.objective.every_token:
         note(
-            "The text is read so often that the model will learn it by heart; take more text or "
-            "fewer --steps."
+            "The model reads the text so often that it will memorise it; give more text or fewer "
+            "--steps."
         )
     note(f"{execution.why}.")

@@ -134,8 +134,8 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     )
     need(
         saved_state.get("frozen_digest") == state.frozen_digest,
-        f"{state.base_model} has other weights than when {path} was made; put back those "
-        "it began with.",
+        f"{state.base_model} has other weights than when {path} was made; restore the weights "
+        "that the run started from.",
     )
     state_file = tensorfiles.open_file(path / "state.safetensors")
     names = [name for name in state_file.entries if not name.startswith("weight:")]

@@ -17,7 +17,7 @@ from ..core.config.shapes import Shape, Unmultiplied, shapes_of
 from ..core.memory import gibibytes
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
-GROUP = 64  # quantised weights that share one two-byte scale
+GROUP = 64  # quantized weights that share one two-byte scale
 FP32 = 4  # bytes a number
 # bytes a parameter while training: weight, gradient and AdamW's two moments, fp32 each
 TRAIN = 4 * FP32

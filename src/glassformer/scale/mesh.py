@@ -354,7 +354,8 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
         )
         need(
             local < torch.cuda.device_count(),
-            f"There are {torch.cuda.device_count()} GPUs here for more processes; start one a GPU.",
+            f"There are {torch.cuda.device_count()} GPUs here and more processes; start one "
+            "process for each GPU.",
         )
         compute_device = torch.device("cuda", local)
         torch.cuda.set_device(compute_device)
@@ -387,7 +388,7 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
         raise UserError(
             f"The {processes()} processes did not find each other ({reason}); if one ended, its "
             "own message says why; "
-            "start all of them again."
+            "restart all processes."
         ) from None
     try:
         yield Mesh(layout, rank, compute_device, store)

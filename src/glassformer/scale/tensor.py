@@ -211,7 +211,7 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
             plain = kind is not None and not isinstance(layer.weight, QuantizedWeight)
             need(
                 plain,
-                f"{path}.{name} is no plain layer; quantised weights take parallel.tensor = 1.",
+                f"{path}.{name} is no plain layer; quantized weights take parallel.tensor = 1.",
             )
             layer.__class__ = kind
             layer.enter, layer.leave = (lambda x: enter(x, group)), (lambda x: leave(x, group))

@@ -67,7 +67,7 @@ def guide_factory(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> C
     problem = first.get_error() or "; ".join(first.get_grammar_warnings())
     refuse(
         bool(problem),
-        f"The {name} cannot be held to: {_one_line(problem)}",
+        f"The {name} cannot be enforced: {_one_line(problem)}",
         code="bad_grammar",
     )
     return guides(first, vocab)
@@ -92,8 +92,8 @@ def guides(first: Any, vocab: int) -> Callable[[], Guide]:
             seconds = min(seconds - time.thread_time() + start + TOKEN_SECONDS, MOST_SECONDS)
             need(
                 seconds > 0,
-                "The grammar takes too long: a text can be read by it in too many ways; write it "
-                "so that there is one.",
+                "The grammar takes too long because it is ambiguous; rewrite it so that each "
+                "text has one parse.",
             )
             need(
                 fits and not matcher.is_error(),

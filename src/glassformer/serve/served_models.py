@@ -78,7 +78,7 @@ class ServedModel(InMemoryEntry):
         tokenizer = checkpoint.tokenizer()
         need(
             tokenizer is not None,
-            f"{checkpoint.name} has no tokenizer, so it cannot be asked in words; serve another.",
+            f"{checkpoint.name} has no tokenizer, so it cannot read text; serve another model.",
         )
         assert tokenizer is not None
         super().__init__(id, checkpoint, model, tokenizer)

@@ -25,7 +25,7 @@ ANSWERS = ("logits", *LABELS, "decoder.out", "encoder.out")
 ROUNDINGS = {torch.float16: 4.0, torch.bfloat16: 4.0}
 """See ``tolerance``; 16 for a format that is not among them."""
 CODES, HALF_A_CODE = 4.0, 1 / 254
-"""The same of what quantised weights are multiplied with."""
+"""The same of what quantized weights are multiplied with."""
 NAME_WIDTH = 46  # characters of a check's name in a line
 
 
@@ -94,7 +94,7 @@ def _short(number: float | None) -> str:
     return "-" if number is None else f"{number:.1e}" if number else "0"
 
 
-def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantised: bool = False) -> float:
+def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantized: bool = False) -> float:
     """By how much two right ways may differ, as a share of the largest answer: c * eps *
     sqrt(sublayers + 1).
 
@@ -105,7 +105,7 @@ def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantised: bool
     scores are not scaled), where long sums round at every step, and 1.7 in bfloat16, whose sums are
     kept in float32. It is 16 and 4.
 
-    Before a ``quantised`` weight x is rounded to 8 bits, and where it lies between two codes, what
+    Before a ``quantized`` weight x is rounded to 8 bits, and where it lies between two codes, what
     rounds it the other way may be smaller than any eps: then half a code of the largest number
     takes the place of eps, c is 4.
     """
@@ -115,7 +115,7 @@ def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantised: bool
         sublayers += body.depth * steps if blocks is None else sum(len(b.sublayers) for b in blocks)
     rounding = ROUNDINGS.get(dtype, 16.0) * torch.finfo(dtype).eps
     return float(
-        max(rounding, CODES * HALF_A_CODE if quantised else 0.0) * math.sqrt(sublayers + 1)
+        max(rounding, CODES * HALF_A_CODE if quantized else 0.0) * math.sqrt(sublayers + 1)
     )
 
 

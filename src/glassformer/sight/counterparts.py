@@ -116,7 +116,7 @@ def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
     if not layers:
         plain = {path: module for path, module in model.named_modules() if type(module) is Linear}
         if any(map(is_packed, model.parameters())):
-            raise NotRun("a change stays beside a quantised weight")
+            raise NotRun("a change stays beside a quantized weight")
         chosen = [path for path in plain if path.endswith((".attn.q", ".attn.v"))]
         chosen = chosen or [path for path in plain if path.endswith((".input", ".up", ".in_proj"))]
         if not chosen:

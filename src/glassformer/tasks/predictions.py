@@ -273,12 +273,12 @@ def _rows(
         )
         need(
             truncate,
-            f"{length}; shorten it, or let texts lose their end: --truncate, for eval --cut end.",
+            f"{length}; shorten it, or truncate long texts with --truncate (for eval, --cut end).",
         )
         for place in long:
             (rows[place],) = tokenizer.encode_pairs([texts[place]], most=most)
         note(
-            f"{len(long):,} of {len(texts):,} texts lost their end; the model reads {most:,} "
+            f"{len(long):,} of {len(texts):,} texts were truncated; the model reads {most:,} "
             "tokens."
         )
     return rows

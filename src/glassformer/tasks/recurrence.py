@@ -324,8 +324,8 @@ class Recurrent(TracedModule):
         """x (B, T, C), embedded tokens -> (B, T, C)."""
         if flow.prefix is not None:
             raise UserError(
-                "A recurrent model reads from left to right and sees no prefix as a "
-                "whole; take a Stack."
+                "A recurrent model reads from left to right and cannot see a whole prefix at "
+                "once; use a Stack."
             )
         x = flow.look(self, "embed", self.drop(x))
         order = DocumentOrder.of(flow, *x.shape[:2])

@@ -161,6 +161,7 @@ def test_cells(name, shipped, saved, opened, tmp_path):
 def test_it_writes_what_the_command_line_writes(shipped, saved, opened):
     tab = opened(saved)
     read(tab, OTHER)
+    tab.get_by_role("button", name="Playground", exact=True).click()
     tab.click("text=Generate")
     tab.wait_for_selector("text=ended: length")
     text = "".join(step.text for step in generate(*shipped, OTHER, max_new=48, seed=1337))

@@ -51,7 +51,10 @@ def test_a_model_of_pairs_opens_on_cross_attention_with_a_pair(site, tab):
     cross.wait_for()
     assert cross.get_attribute("aria-pressed") == "true"
     boxes = [tab.locator(box).input_value() for box in ("#source", "#prompt")]
-    assert boxes == ["A man rides a bicycle down the street .", "Ein Mann fährt mit"]
+    assert boxes == [
+        "The animal didn't cross the street because it was too tired.",
+        "L'animal n'a pas traversé la rue parce qu'",
+    ]
     tab.get_by_role("combobox", name="model", exact=True).select_option("gpt")
     tab.get_by_role("heading", name="Decoder self · layer 0 · head 0", exact=True).wait_for()
-    assert tab.locator("#prompt").input_value().startswith("Farewell")
+    assert tab.locator("#prompt").input_value().startswith("The animal")

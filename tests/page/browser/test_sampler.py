@@ -18,7 +18,7 @@ SAMPLE = """all => all.map(([logits, seen, how, u]) => {
 
 
 def test_300_settings(site, tab):
-    tab.goto(site.url)
+    tab.goto(f"{site.url}#playground")
     luck = random.Random(5)
     generator = torch.Generator().manual_seed(3)
     requests, expected = [], []
@@ -74,7 +74,7 @@ def test_300_settings(site, tab):
 
 def test_the_luck_of_a_seed(site, tab):
     """The needle shows the number that generation draws with."""
-    tab.goto(site.url)
+    tab.goto(f"{site.url}#playground")
     for seed, prompt in ((0, [5]), (1337, [1, 2, 3]), (2**53 - 1, list(range(40)))):
         values = torch.rand(700, generator=sample.random_generator(seed, 0, prompt)).tolist()
         assert (

@@ -73,14 +73,20 @@ def test_it_is_skipped_and_goes_on_where_it_was(site, tab):
     dialog.wait_for(state="detached")
 
 
-def test_the_first_sentence_has_an_answer(new_tab, serving):
-    """With the model of the package the likeliest next word has more than half of the
-    probability."""
+def test_the_page_opens_on_the_whole_model_and_it_looks_at_animal(new_tab, serving):
+    """With the model of the package, one click from the drawing: the head that looks from "it" to
+    "animal" with more than half of its weight."""
     with serving() as url:
-        new_tab.goto(f"{url}#inside")
+        new_tab.goto(url)
         new_tab.wait_for_selector("footer .badge")
-        whole = new_tab.get_by_role("group", name="the whole model", exact=True)
-        number = whole.get_by_role("button", name="Answer").locator(".num")
-        number.wait_for()
-        assert float(number.get_attribute("data-v")) > 0.5
-        assert "·lord" in whole.get_by_role("button", name="Answer").inner_text()
+        new_tab.get_by_role("group", name="the whole model", exact=True).wait_for()
+        new_tab.get_by_role("button", name="Attention", exact=True).click()
+        new_tab.get_by_role(
+            "heading", name="Decoder self · layer 3 · head 1", exact=True
+        ).wait_for()
+        pair = '[aria-label="find the head"] .ranked[aria-label="heads by their weight from ·it to ·an"]'
+        best = new_tab.locator(f"{pair} .num").first
+        best.wait_for()
+        assert float(best.get_attribute("data-v")) > 0.5
+        assert best.get_attribute("data-addr") == "decoder.blocks.3.attn.pattern[1,17,1]"
+        new_tab.wait_for_load_state("networkidle")  # pictures of other heads come yet

@@ -152,10 +152,16 @@ def test_tokens_have_names() -> None:
     assert item.to_dict()["tokens"]["pieces"] == words
     assert item.explain('decoder.blocks.0.attn.pattern[1,"sat","the"]').address == cell.address
     assert item.parse('logits["cat"," sat"]')[1] == (0, 1, item.tokens[0, 2])
+    assert item.explain('decoder.blocks.0.attn.pattern[1," sat","the"]').address == cell.address
     with pytest.raises(UserError, match='No token of the text is "dog"'):
         item.parse('logits["dog",3]')
     with pytest.raises(UserError, match="occurs at 0 and 3"):
         trace(model, tokenizer, "the cat sat the").parse('probs["the",0]')
+    rows = len(tokenizer.encode("the dog")) - 1
+    with pytest.raises(
+        UserError, match=rf'"dog" is {rows} tokens of the text: 1 .*Give one number'
+    ):
+        trace(model, tokenizer, "the dog").parse('probs["dog",0]')
     with pytest.raises(UserError, match="no words along H"):
         item.parse('decoder.blocks.0.attn.pattern["the",0,0]')
     assert len(item.lines()) == len(item.plan) + 1

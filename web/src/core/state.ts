@@ -10,7 +10,7 @@ interface Entry {
 
 const entries = new Map<string, Entry>();
 let given = new URLSearchParams();
-export const view = signal("playground");
+export const view = signal("inside"); // the whole model as one drawing
 
 function read() {
   const hash = location.hash.replace(/^#\/?/, "");

@@ -21,7 +21,7 @@ export const STEPS: readonly Step[] = [
   { view: "playground", target: 'aside[aria-label="the next token"]', title: "The answer", text: "The model gives every token of its vocabulary a probability. Here are the likeliest, exactly as the model computed them.", when: words },
   { view: "inside", target: '.flow[aria-label="the whole model"]', title: "The whole model", text: "Tokens go in at the top, the answer comes out at the bottom. Each box is a part of this model: click it to see its steps and their numbers." },
   { view: "inside", target: 'aside[aria-label="inspector"]', title: "Any number", text: "Open a box, then a step, then a cell: here stands the arithmetic behind that one number, back to the weights." },
-  { view: "attention", target: 'section[aria-label="find the head"]', title: "Find the head", text: "Choose two tokens. Every attention head is listed by how much it looks from the first to the second." },
+  { view: "attention", target: 'section[aria-label="find the head"]', title: "Find the head", text: "Choose two tokens. Every attention head is listed by how much it looks from the first to the second. The first sentence opens on the head in which “it” finds “animal”." },
   { view: "attention", target: 'section[aria-label="what if"]', title: "What if", text: "Switch a head off or hide a token: the model runs again without it, and you see how the answer moves.", when: () => words() && !!card.value?.abilities.edits },
   { view: "lens", target: 'main[aria-label="Lens"]', title: "Depth by depth", text: "The lens reads the answer after every layer. You see at which depth the model settles on its word." },
 ];

@@ -15,7 +15,7 @@ export interface MatrixProps {
   cols: number;
   /** The address of a cell. */
   addr: (row: number, col: number) => string;
-  /** What a stored entry means, for quantised data; f32 is itself. */
+  /** What a stored entry means, for quantized data; f32 is itself. */
   value?: (stored: number) => number;
   scale: "sequential" | "diverging";
   /** Fixed ends of the colours, the same for every head; else the data's own. */
@@ -180,7 +180,7 @@ export function Matrix(props: MatrixProps) {
           const v = value(props.data[r * cols + c]);
           if (props.hollow && v === 0) continue;
           g.fillStyle = v === -Infinity ? text : ink(table, (v - low) / (high - low));
-          g.fillText(fitted(v, Math.floor(cw / 6)), left + (c + 0.5 - vx) * cw, top + (r + 0.5 - vy) * ch);
+          g.fillText(fitted(v, Math.floor((cw - 5) / 6)), left + (c + 0.5 - vx) * cw, top + (r + 0.5 - vy) * ch);
         }
     }
     g.restore();

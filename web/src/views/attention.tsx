@@ -1,8 +1,9 @@
 // Every head of every layer on one canvas; one head as a matrix, as words, as lines; and what the answer is without it.
-import { effect, useSignal } from "@preact/signals";
+import { batch, effect, useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { at as cellAt, isAttention, short } from "../core/address";
 import { number } from "../core/format";
+import { firstPair } from "../core/openings";
 import { label, type Piece } from "../core/pieces";
 import { along, card, ops, run, sibling, submit, thumbs, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
@@ -74,6 +75,7 @@ export function Attention() {
   const op = list[Math.max(0, list.findIndex((one) => one.layer === state.layer.value))];
   const head = Math.min(heads(op) - 1, Math.max(0, state.head.value ?? 0));
   const pair = usePair(made, list);
+  useFirstPair(made, op, pair.data);
   return (
     <div class="stack attention">
       {names.length > 1 && (
@@ -394,6 +396,22 @@ function usePair(made: Run, list: Op[]) {
   return { data: fits ? data : null, error: locked ? loaded.error : "" };
 }
 
+/** The first sentence opens on the head that looks most from "it" to "animal". */
+function useFirstPair(made: Run, op: Op, pair: Pair | null) {
+  const waits = useRef(false);
+  useEffect(() => {
+    const found = groupOf(op) === "cross" ? null : firstPair(along(op, "T"));
+    waits.current = !!found;
+    if (found) batch(() => ((state.query.value = found.from), (state.key.value = found.to)));
+  }, [made.run]);
+  useEffect(() => {
+    if (!pair || !waits.current) return;
+    waits.current = false;
+    const [best] = pair.ranked;
+    batch(() => ((state.layer.value = best.op.layer), (state.head.value = best.head)));
+  }, [pair]);
+}
+
 const FOUND = 12; // heads in the list at first
 const CHOICES = 200; // tokens up to which both sides are lists to choose from
 
@@ -421,7 +439,7 @@ function Find({ op, head, pair, error }: { op: Op; head: number; pair: Pair | nu
         <ol class="ranked" aria-label={`heads by their weight from ${from[pair.query]} to ${to[pair.key]}`}>
           {pair.ranked.slice(0, all.value ? undefined : FOUND).map((one) => (
             <li key={cellAt(one.op, one.head)}>
-              <button class="quiet" aria-pressed={one.op === op && one.head === head} onClick={() => ((state.layer.value = one.op.layer), (state.head.value = one.head))}>
+              <button class="quiet" aria-pressed={cellAt(one.op, one.head) === cellAt(op, head)} onClick={() => ((state.layer.value = one.op.layer), (state.head.value = one.head))}>
                 layer {one.op.layer}, head {one.head}: <Num addr={cellAt(one.op, one.head, pair.query, pair.key)} v={one.weight} digits={2} />
               </button>
               <i style={{ width: `${100 * one.weight}%` }} />

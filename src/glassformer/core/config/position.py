@@ -116,7 +116,7 @@ def _same_heads(cfg: Any, name: str, pattern: Sequence[Any], *place: int) -> Non
     mixers = [block.attention for block in pattern]
     heads = sorted({mixer.heads for mixer in mixers if hasattr(mixer, "heads")})
     kinds = f"a bias for each head and blocks have {' or '.join(map(str, heads))} heads"
-    need(len(heads) <= 1, f"{name}.position has {kinds}; give all as many.")
+    need(len(heads) <= 1, f"{name}.position has {kinds}; give each head the same number.")
 
 
 @frozen

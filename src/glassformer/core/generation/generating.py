@@ -130,11 +130,12 @@ def generate(
     )
     need(
         not (slide and edits),
-        "A sliding context forgets its positions, and edits count them; leave out one.",
+        "A sliding context renumbers its positions, and edits refer to positions; leave out one "
+        "of them.",
     )
     need(
         reader is None or not (edits or slide or sources),
-        "Several processes read plain prompts of decoders alone.",
+        "Several processes can only continue plain prompts of a decoder; use one process.",
     )
     tape, start_rows, source_rows = edited(edits, model, starts, sources, tokenizer)
     session = Session(model, tape, reader)

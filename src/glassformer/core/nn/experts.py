@@ -292,7 +292,7 @@ def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, expert_counts: Ten
 
 def _kernel(rows: Tensor, table: Tensor) -> bool:
     """True where torch has a grouped product: 16-byte rows, bf16 on CUDA, or fp32 on a CPU."""
-    if hasattr(table, "quantized_data"):  # quantised: it has a product of its own
+    if hasattr(table, "quantized_data"):  # quantized: it has a product of its own
         return False
     kinds = (torch.bfloat16, torch.float32) if rows.device.type == "cpu" else (torch.bfloat16,)
     aligned = all(size * rows.element_size() % 16 == 0 for size in table.shape[1:])

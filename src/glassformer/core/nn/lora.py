@@ -67,10 +67,10 @@ class LoRALinear(Linear):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Put the change into W; W as it was is kept. UserError where W is quantised."""
+        """Put the change into W; W as it was is kept. UserError where W is quantized."""
         need(
             self.mergeable,
-            "A quantised weight takes no change into it; leave the adapter beside it.",
+            "An adapter cannot be merged into a quantized weight; keep the adapter separate.",
         )
         if self.original is None:
             merged_weight = self.merged_weight()

@@ -79,8 +79,8 @@ class Shards:
         """UserError where a file behind this was cut: reading it would end the process (SIGBUS)."""
         if any(mapped.size() < len(mapped) for mapped in self.corpus.maps):
             raise UserError(
-                f"The tokenised copy of {self.name} was cut while in use; start again, it is "
-                "made anew."
+                f"The tokenised copy of {self.name} was truncated while in use; start again to "
+                "rebuild it."
             )
 
     def stretch(self, start: int, end: int) -> Shards:

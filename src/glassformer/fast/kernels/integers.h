@@ -194,7 +194,7 @@ INLINE void multiply(const Kind kind, const Product *p, long piece) {
     finish(&p->rows, at, sums);
 }
 
-// Quantise the rows, then multiply; `scratch` holds rows * groups * 40 bytes.
+// Quantize the rows, then multiply; `scratch` holds rows * groups * 40 bytes.
 INLINE void compute(piece_fn *piece, Rows rows, const uint8_t *weight, const uint16_t *scales, void *scratch,
                     int offset, int threads) {
     const long groups = (rows.inputs + GROUP - 1) / GROUP, all = rows.rows * groups, pieces = pieces_of(&rows, threads);

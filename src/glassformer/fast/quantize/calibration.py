@@ -68,7 +68,8 @@ class Text:
         highest = int(shards.tokens[: len(shards)].max())
         need(
             highest < model.embed.vocab,
-            f"{shards.name} has token {highest}, which this model does not; it is another's.",
+            f"{shards.name} has token {highest}, which is outside this model's vocabulary; use "
+            "the text of this model's tokenizer.",
         )
         rows = [_row(shards.tokens[i * length : (i + 1) * length]) for i in range(row_count)]
         return cls._apart([(row, row if pair else None) for row in rows], tokens, measured)

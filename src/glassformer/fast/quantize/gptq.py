@@ -80,7 +80,7 @@ def _factor(gram: Tensor, floor: float) -> Tensor:
     sound = bool(gram.isfinite().all())
     need(
         sound,
-        "The calibration text makes numbers that are not finite in this model; quantise "
+        "The calibration text makes numbers that are not finite in this model; quantize "
         "it without --calibrate.",
     )
     eye = torch.eye(len(gram), dtype=torch.float64)

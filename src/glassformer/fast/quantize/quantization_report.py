@@ -41,7 +41,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class MatrixReport:
-    """One matrix, quantised alone: relative errors (Frobenius) of the weight, and of its output on
+    """One matrix, quantized alone: relative errors (Frobenius) of the weight, and of its output on
     calibration text.
 
     ``before`` and ``after`` are bytes. ``output`` and ``effect`` are None where no text was given.

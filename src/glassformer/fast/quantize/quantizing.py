@@ -38,7 +38,7 @@ def quantize_model(
     name: str = "model",
     progress: Progress = lambda _: None,
 ) -> QuantizationReport:
-    """Quantise ``model`` in place, calibrated with ``text`` where it is given, and report what that
+    """Quantize ``model`` in place, calibrated with ``text`` where it is given, and report what that
     costs.
 
     4 bits are rounded by GPTQ with a text and by a search of the scales without one; the report
@@ -152,7 +152,7 @@ def _alone(
     answers: Answers,
     progress: Progress,
 ) -> dict[str, Effect]:
-    """The effect on the answers of each matrix quantised alone."""
+    """The effect on the answers of each matrix quantized alone."""
     effects: dict[str, Effect] = {}
     for number, (path, matrix_codes) in enumerate(codes.items(), 1):
         replace_parameter(model, path, quantized.parameter(matrix_codes, before[path].dtype))

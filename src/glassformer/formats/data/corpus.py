@@ -180,7 +180,10 @@ def open_path(path: Path, field: str = "text", separator: str | None = None) -> 
     kind = files.path_kind(path)
     if kind == "folder":
         return _open_folder(path, field, separator)
-    need(kind != "other", f"{path} is a device or a pipe; put its text into a file and give that.")
+    need(
+        kind != "other",
+        f"{path} is a device or a pipe; save its text as a file and give that file.",
+    )
     if kind is None:
         raise UserError(
             f"{path} does not exist; give a file, a folder or a named corpus.{nearest_name(path)}"

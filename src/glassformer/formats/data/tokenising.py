@@ -168,10 +168,7 @@ def _make(
             if isinstance(error, UserError) or not (work / JOURNAL).exists():
                 shutil.rmtree(work, ignore_errors=True)
             else:
-                note(
-                    f"Tokenising {source.name} stopped; asked for again, it goes on from where "
-                    "it was."
-                )
+                note(f"Tokenising {source.name} stopped. The next start continues from here.")
             raise
         for path in {*work.iterdir()} - {work / name for name in (*MAPPED, "shards.json")}:
             path.unlink()  # the journal, and what a kill in the middle of one left

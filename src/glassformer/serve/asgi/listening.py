@@ -14,7 +14,8 @@ def listening_socket(host: str, port: int, default_port: int) -> socket.socket:
         return _listen(host, port)
     except PermissionError:
         raise UserError(
-            f"Port {port} is for the system's own; take one above 1023, such as --port {default_port}."
+            f"Port {port} is reserved for the system; give one above 1023, such as --port "
+            f"{default_port}."
         ) from None
     except OSError as error:
         need(

@@ -231,7 +231,8 @@ class Engine:
             self._refused += 1
             already_waiting = waiting.total() - request.size
             raise QueueFull(
-                f"{already_waiting} continuations are waiting, and {self.max_queue} may; try again later."
+                f"{already_waiting} continuations are waiting, and {self.max_queue} may; try "
+                "again later."
             )
 
     def cancel(self, handle: RequestHandle) -> None:
@@ -364,7 +365,7 @@ def check_request(
     has_output = request.prompt_logprobs is not None or bool(request.want)
     need(
         request.max_new != 0 or has_output,
-        "max_new is 0; ask for prompt_logprobs or want something then.",
+        "max_new is 0, so nothing is generated; give 1 or more, or ask for prompt_logprobs.",
     )
 
 

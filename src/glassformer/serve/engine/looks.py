@@ -28,7 +28,7 @@ def prepare_looks(
     assert isinstance(request, Request)
     need(
         isinstance(model.config, config.Decoder),
-        "An engine looks inside decoders alone; use glassformer.look for this model.",
+        "The engine looks inside decoders only; use glassformer.look for this model.",
     )
     must_match(request.want, [*shapes])
     reading = Reading(model, [[*request.tokens]], None, tokenizer, grows=True)

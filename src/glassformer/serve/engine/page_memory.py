@@ -149,8 +149,7 @@ def plan_memory(
     dims = [attention.width(cfg.dim) for attention in (*attentions, *crosses)]
     need(
         not any(dim % 2 for dim in dims),
-        "An engine takes heads of an even number of dimensions; use glassformer.generate "
-        "for this model.",
+        "The engine needs heads of an even width; use glassformer.generate for this model.",
     )
     full_bytes, window_bytes, cross_bytes = page_bytes(model)
     span = max((attention.mask.lookback or 0 for attention in attentions), default=0)

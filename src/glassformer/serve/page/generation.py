@@ -230,8 +230,8 @@ class Tokenizers:
                 labels_by_piece = {piece: _piece_text(tokenizer, piece) for piece in pieces}
                 return {**answer, "first": offset - len(segmentation.ids), "shown": labels_by_piece}
         raise UserError(
-            "This token, or one before it, was added to the vocabulary and is found whole: it "
-            "has no steps."
+            "This token, or one before it, was added to the vocabulary and is matched as a "
+            "whole, so it has no steps."
         )
 
 

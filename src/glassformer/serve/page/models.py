@@ -287,7 +287,9 @@ class Models:
         self.device = device
         self.entries: dict[str, ModelEntry] = {}
         self.sources: list[ModelSource] = []
-        for model in models or [ModelEntry(SHIPPED, shipped(), SHIPPED, dtype, device)]:
+        first = ModelEntry(SHIPPED, shipped(), SHIPPED, dtype, device)
+        beside = sorted(path for path in MODELS.iterdir() if path.name.startswith("tiny-"))
+        for model in models or [first, *beside]:
             if not isinstance(model, ModelEntry):
                 plain = str(model) if is_recipe(str(model)) else Path(model).name
                 model = ModelEntry(unique_id(plain, self.entries), model, str(model), dtype, device)

@@ -155,8 +155,8 @@ class set_attention(Edit):
                 type(key) is int and isinstance(weight, int | float) and weight >= 0
                 for key, weight in weights.items()
             ),
-            "weights are numbers of at least 0, one for each key from 0 on, or {position: "
-            "weight}; give such.",
+            "weights must be numbers of 0 or more: one for each key from 0 on, or "
+            "{position: weight}.",
         )
         source = of_source(reading.model, path) or path.endswith(".cross.pattern")
         table = {counted(reading, key, source): float(x) for key, x in weights.items()}

@@ -211,7 +211,8 @@ class Trace(ModuleTrace):
             raise UserError(f'{name} has no words along {axis}; give a number, not "{word}".')
         ids, reader = self.side(name, axis)
         labels, named = display_texts(reader, ids), pieces(reader, ids)
-        forms = zip(labels, (label.strip("·") for label in labels), named, strict=True)
+        texts = [label.replace("·", " ") for label in labels]
+        forms = zip(labels, texts, map(str.strip, texts), named, strict=True)
         positions = [at for at, words in enumerate(forms) if word in words]
         if len(positions) == 1:
             return str(positions[0])
@@ -219,7 +220,16 @@ class Trace(ModuleTrace):
             raise UserError(
                 f'"{word}" occurs at {" and ".join(map(str, positions))}; give one of these numbers.'
             )
-        available = ", ".join(f"{at} {piece}" for at, piece in enumerate(labels[:40]))
+        numbered = [f"{at} {label}" for at, label in enumerate(labels)]
+        for start in range(len(texts)):
+            for end in range(start + 2, min(start + 12, len(texts)) + 1):
+                if "".join(texts[start:end]).strip() == word.strip():
+                    several = ", ".join(numbered[start:end])
+                    count = end - start
+                    raise UserError(
+                        f'"{word}" is {count} tokens of the text: {several}. Give one number.'
+                    )
+        available = ", ".join(numbered[:40])
         raise UserError(f'No token of the text is "{word}"; give a number. There are: {available}.')
 
     def example(self) -> str:

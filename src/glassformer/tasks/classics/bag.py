@@ -80,7 +80,8 @@ class BagClassifier:
     ) -> None:
         need(
             len(set(labels)) > 1,
-            "All texts have the same label, so there is nothing to tell apart; give others too.",
+            "All texts have the same label, so there is nothing to learn; give texts with other "
+            "labels too.",
         )
         self.bag = Bag(texts, weigh)
         self._model = _library("sklearn.linear_model").LogisticRegression(C=strength, max_iter=1000)

@@ -125,7 +125,7 @@ class Word2Vec:
                         reported = done
                         if not math.isfinite(loss):
                             raise UserError(
-                                f"The vectors grew beyond all bounds; give a rate below {settings.rate}."
+                                f"The vectors diverged; give a learning rate below {settings.rate}."
                             )
                         yield EpochProgress(epoch + 1, done / total, loss, rate)
 

@@ -37,7 +37,8 @@ def of_texts(
     several = [[right] if isinstance(right, str) else list(right) for right in references]
     need(
         len(written) == len(several),
-        f"There are {len(written)} texts and {len(several)} references; give as many.",
+        f"There are {len(written)} texts and {len(several)} references; give as many references "
+        "as texts.",
     )
     need(bool(written), "There is nothing to score; give at least one text.")
     figures: dict[str, float] = {}
@@ -81,7 +82,7 @@ def of_labels(chosen: Sequence[int], right: Sequence[int]) -> dict[str, float]:
     """Accuracy, macro F1 and Matthews' correlation (1975) of labels, by scikit-learn."""
     need(
         len(chosen) == len(right) > 0,
-        f"There are {len(chosen)} answers to {len(right)} labels; give as many.",
+        f"There are {len(chosen)} answers to {len(right)} labels; give as many answers as labels.",
     )
     library = _library("sklearn.metrics")
     return {

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-ZZNGD52N.js";import"./chunk-CHMWSMID.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-IXBIJUVQ.js";import"./chunk-AAE5OG2F.js";import"./chunk-IOZCSJ7E.js";export{c as Heads,b as Train,a as joined};

@@ -20,7 +20,7 @@ from .encoders import (
     words_head,
     write_heads,
 )
-from .keys import Section, Words, key, only, revise
+from .keys import ConfigWords, Section, key, only, revise
 from .mechanisms import LoopedStack
 from .names import Table
 from .recipe import ConfigReader, Recipe, Settings
@@ -64,7 +64,7 @@ def write_ends(model: Encoder) -> Settings:
     return write_heads(model, "Albert", DROPOUT)
 
 
-WORDS = Words(
+WORDS = ConfigWords(
     replace(albert(128, 1, 2), head=None),
     revise(
         BERT_KEYS,

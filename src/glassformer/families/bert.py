@@ -29,7 +29,7 @@ from .encoders import (
     words_head,
     write_heads,
 )
-from .keys import Section, Words, key, keys, only
+from .keys import ConfigWords, Section, key, keys, only
 from .names import Table
 from .recipe import MISSING, ConfigReader, Recipe, Settings
 
@@ -108,7 +108,7 @@ def write_ends(model: Encoder) -> Settings:
 
 
 TRUNK = replace(bert(128, 2, 2), head=None, pool=None)
-WORDS = Words(TRUNK, KEYS, [Section(read_ends, write_ends)])
+WORDS = ConfigWords(TRUNK, KEYS, [Section(read_ends, write_ends)])
 
 
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"

@@ -32,7 +32,7 @@ from .encoders import (
     words_head,
     write_heads,
 )
-from .keys import MOST_POSITIONS, Key, Section, Words, key, only, revise
+from .keys import MOST_POSITIONS, ConfigWords, Key, Section, key, only, revise
 from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe, Settings
 
@@ -227,7 +227,7 @@ def recipe(name: str, first: bool, paper: str, tokenizer: str, **sizes: Encoder)
         family=family,
         heads=heads,
         tokenizer=tokenizer,
-        words=Words(replace(template, head=None), KEYS, [layers, ends]),
+        words=ConfigWords(replace(template, head=None), KEYS, [layers, ends]),
         weights=table,
     )
 

@@ -28,9 +28,9 @@ from ..core.config.scaling import (
 from ..core.errors import UserError, need
 from .keys import (
     MOST_POSITIONS,
+    ConfigWords,
     Key,
     Section,
-    Words,
     key,
     keys,
     layer_keys,
@@ -165,7 +165,7 @@ def words(
     rope: Section = ROPE,
     even: str = "",
     **defaults: Any,
-) -> Words:
+) -> ConfigWords:
     """The words of a family: those that decoders share, but for ``without``, and its own.
 
     A word of the family's takes the place of the shared word that fills the same place of our
@@ -182,7 +182,7 @@ def words(
     sections = [rope, *(item for item in family if isinstance(item, Section))]
     if even:
         sections.insert(0, Section(encode=partial(even_heads, layout=even)))
-    return Words(replace(template, **body), entries, sections)
+    return ConfigWords(replace(template, **body), entries, sections)
 
 
 def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> list[MaskRule]:
@@ -274,7 +274,7 @@ def windows(
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayerChoice:
     """The words of a config.json that say of each block whether it is of a kind; (): none is."""
 
     decode: Callable[[ConfigReader, int], Sequence[bool]]
@@ -305,7 +305,7 @@ def numbers(chosen: Sequence[bool], of: bool = True) -> list[int]:
     return [i for i, is_it in enumerate(chosen) if is_it == of]
 
 
-def listed(first: str, second: str, default: Callable[[ConfigReader, int], Any]) -> Choice:
+def listed(first: str, second: str, default: Callable[[ConfigReader, int], Any]) -> LayerChoice:
     """``layer_types`` of two kinds: True for ``first``; ``default`` where the file does not say."""
 
     def decode(raw: ConfigReader, depth: int) -> list[bool]:
@@ -313,7 +313,7 @@ def listed(first: str, second: str, default: Callable[[ConfigReader, int], Any])
         unsaid = [kinds[is_first] for is_first in default(raw, depth)]
         return [kind == first for kind in read_kinds(raw, (first, second), unsaid)]
 
-    return Choice(
+    return LayerChoice(
         decode,
         lambda choices: {"layer_types": [first if is_first else second for is_first in choices]},
     )
@@ -324,13 +324,13 @@ def _steps(raw: ConfigReader, depth: int) -> list[bool]:
     return [i not in dense and (i + 1) % step == 0 for i in range(depth)]
 
 
-SPARSE = Choice(
+SPARSE = LayerChoice(
     _steps, lambda chosen: {"decoder_sparse_step": 1, "mlp_only_layers": numbers(chosen, False)}
 )
 """Mixtures in every so many blocks, but for a list of dense ones."""
 
 
-def counted(word: str, choice: Choice) -> Choice:
+def counted(word: str, choice: LayerChoice) -> LayerChoice:
     """The choice, of no block where the file counts none of what ``word`` counts."""
     return replace(
         choice, decode=lambda raw, depth: choice.decode(raw, depth) if raw.value(word, 1) else ()
@@ -340,7 +340,7 @@ def counted(word: str, choice: Choice) -> Choice:
 def variant(
     slot: str,
     template: Any,
-    choice: Choice,
+    choice: LayerChoice,
     make: Callable[[ConfigReader, Any], Any] = lambda raw, usual: None,
     missing: str = "",
     absent: Settings | None = None,

@@ -19,7 +19,7 @@ from .decoders import (
     words,
     write_rope,
 )
-from .keys import Key, Section, Words, nullable, only
+from .keys import ConfigWords, Key, Section, nullable, only
 from .latent import LatentAttention
 from .recipe import ConfigReader, Recipe, Settings, tile
 from .routed import RoutedMoE
@@ -141,7 +141,7 @@ def _write_method(model: Model) -> Settings:
     return {"topk_method": method, "mlp_bias": bool(mixture.shared and mixture.shared.bias)}
 
 
-def _words(template: Decoder, *more: Key | Section, context: int) -> Words:
+def _words(template: Decoder, *more: Key | Section, context: int) -> ConfigWords:
     """The words of both."""
     return words(
         template,

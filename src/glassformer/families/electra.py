@@ -19,7 +19,7 @@ from .encoders import (
     words_head,
     write_heads,
 )
-from .keys import ACTIVATIONS, Section, Words
+from .keys import ACTIVATIONS, ConfigWords, Section
 from .names import Table, rules
 from .recipe import ConfigReader, Recipe, Settings
 
@@ -74,7 +74,7 @@ def write_ends(model: Encoder) -> Settings:
     return {**write_heads(model, "Electra"), **raw}
 
 
-WORDS = Words(TRUNK, KEYS, [Section(read_ends, write_ends)])
+WORDS = ConfigWords(TRUNK, KEYS, [Section(read_ends, write_ends)])
 
 
 def table(model: Encoder) -> Table:

@@ -15,7 +15,7 @@ from . import roberta
 from .bert import SHARED
 from .decoders import INIT
 from .encoders import LABELS, LAYER, MASKED, TOKENS, trunk, write_heads
-from .keys import Key, Section, Words, only, revise
+from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import MaskedEmbed, StoredRotary
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe, Settings
@@ -62,7 +62,7 @@ def write_layers(model: Encoder) -> Settings:
     }
 
 
-WORDS = Words(
+WORDS = ConfigWords(
     replace(esm(128, 1, 2), embed=Embed(1), head=None),
     revise(
         SHARED,

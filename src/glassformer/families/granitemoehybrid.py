@@ -23,7 +23,7 @@ from .decoders import (
     NORMS,
     OURS,
     THEIRS,
-    Choice,
+    LayerChoice,
     counted,
     decoder,
     listed,
@@ -115,7 +115,7 @@ WORDS = words(
     variant(
         "feedforward",
         MIXTURE,
-        counted("num_local_experts", Choice(lambda raw, depth: [True] * depth)),
+        counted("num_local_experts", LayerChoice(lambda raw, depth: [True] * depth)),
         absent={"num_local_experts": 0},
         num_local_experts="experts",
         num_experts_per_tok="top_k",

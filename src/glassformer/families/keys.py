@@ -162,8 +162,8 @@ def revise(
 ) -> tuple[Key, ...]:
     """The keys ``shared`` but for those of the words ``without``, and a family's: each takes the
     place of the one that fills the same place of our config."""
-    kept = (entry for entry in shared if entry.names not in without.split())
-    entries = (*kept, *keys(needed, **words), *more)
+    shared_entries = (entry for entry in shared if entry.names not in without.split())
+    entries = (*shared_entries, *keys(needed, **words), *more)
     return tuple({entry.places or index: entry for index, entry in enumerate(entries)}.values())
 
 
@@ -190,7 +190,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Words:
+class ConfigWords:
     """A family's config.json both ways: a model that the keys change, then section by section."""
 
     template: Any

@@ -13,7 +13,7 @@ from ..core.config.mask import Window
 from ..core.config.model import EncoderDecoder, Model, stacks
 from ..core.config.position import Learned
 from . import bart
-from .keys import Section, Words, read_start, revise, write_start
+from .keys import ConfigWords, Section, read_start, revise, write_start
 from .longformer import Global, LongformerAttention, SideTable
 from .names import Table
 from .recipe import ConfigReader, Recipe, Settings, tile
@@ -69,7 +69,7 @@ def write_windows(model: Model) -> Settings:
     return {**raw, "global_tokens": count} if count else raw
 
 
-WORDS = Words(
+WORDS = ConfigWords(
     led(64, 1, 1, 1),
     revise(
         KIN.keys,

@@ -26,7 +26,7 @@ from .decoders import (
     OURS,
     PROJECTIONS,
     THEIRS,
-    Choice,
+    LayerChoice,
     blocks_of,
     decoder,
     first_block,
@@ -139,7 +139,7 @@ WORDS = words(
     variant(
         "feedforward",
         MIXTURE,
-        Choice(_mixtures, lambda chosen: {"moe_layers": numbers(chosen)}),
+        LayerChoice(_mixtures, lambda chosen: {"moe_layers": numbers(chosen)}),
         lambda raw, mlp: replace(MIXTURE, expert=mlp, shared=mlp),
         num_local_experts="experts",
         num_experts_per_tok="top_k",

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core.config import Attention, Block, Decoder, Head, Model, NoPosition, RMSNorm
 from .decoders import decoder, first_layer, table
-from .keys import Key, Section, Words, keys, only, spelled_out
+from .keys import ConfigWords, Key, Section, keys, only, spelled_out
 from .mixers import Mamba2
 from .names import under
 from .recipe import ConfigReader, Recipe, Settings
@@ -54,7 +54,7 @@ HEAD_DIM = Section(
 )
 
 
-WORDS = Words(
+WORDS = ConfigWords(
     mamba2(768, 1),
     (
         *keys(

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.config import GatedMLP, Model
 from ..core.errors import need
 from . import decoders
-from .decoders import EXPERTS, GATED, NORMS, PROJECTIONS, THEIRS, Choice, blocks_of, variant
+from .decoders import EXPERTS, GATED, NORMS, PROJECTIONS, THEIRS, LayerChoice, blocks_of, variant
 from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, Key, Section
 from .names import Names, Table, under
 from .recipe import ConfigReader, Settings
@@ -69,7 +69,7 @@ def routed(
     section = variant(
         "feedforward",
         default,
-        Choice(first_dense, write_dense),
+        LayerChoice(first_dense, write_dense),
         make,
         missing,
         moe_intermediate_size="expert.hidden",

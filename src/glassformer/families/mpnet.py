@@ -13,7 +13,7 @@ from ..core.config.pool import Pool
 from . import roberta
 from .bert import SHARED
 from .encoders import HEADS, LAYER, trunk, write_heads
-from .keys import Key, Section, Words, only, revise
+from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import LearnedWithBias
 from .names import NameRule, Table
 from .recipe import Recipe
@@ -29,7 +29,7 @@ def mpnet(dim: int, depth: int, heads: int) -> Encoder:
     return replace(model, embed=Embed(30_527), encoder=stack)
 
 
-WORDS = Words(
+WORDS = ConfigWords(
     replace(mpnet(128, 2, 2), head=None),
     revise(
         SHARED,

@@ -69,7 +69,7 @@ def rules(layers: Names, transpose: bool = False) -> tuple[NameRule, ...]:
 
 def under(file_name: str, names: Names, place: str = "attn.") -> dict[str, str]:
     """The names of a layer's parameters, ours after ``place`` and theirs below ``file_name``."""
-    return {f"{place}{ours}": f"{file_name}.{theirs}" for ours, theirs in names.items()}
+    return {f"{place}{target}": f"{file_name}.{name}" for target, name in names.items()}
 
 
 def placed(layer_rules: Sequence[NameRule], places: Iterable[str]) -> tuple[NameRule, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Learned, Model
 from ..core.errors import need
 from .decoders import decoder, first_block, stack, table
-from .keys import Section, Words, key, keys, only
+from .keys import ConfigWords, Section, key, keys, only
 from .recipe import ConfigReader, Recipe, Settings
 
 
@@ -37,7 +37,7 @@ def _write_norms(model: Model) -> Settings:
     }
 
 
-WORDS = Words(
+WORDS = ConfigWords(
     opt(768, 12, 12),
     (
         only("layer_norm_elementwise_affine", True, "each norm here has a weight and a bias"),

@@ -30,7 +30,7 @@ from .decoders import (
     words,
 )
 from .gated_expert import GatedExpert
-from .keys import Key, Section, Words
+from .keys import ConfigWords, Key, Section
 from .mamba2 import LAYERS, SILU
 from .mixers import GatedAttention, GatedDelta
 from .names import NameRule, Names, Table, under
@@ -89,7 +89,7 @@ MIXTURES = variant(
 )
 
 
-def _words(kv_heads: int, *more: Key | Section) -> Words:
+def _words(kv_heads: int, *more: Key | Section) -> ConfigWords:
     return words(
         _DENSE,
         SILU,

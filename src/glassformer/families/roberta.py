@@ -28,7 +28,7 @@ from .encoders import (
     trunk,
     write_heads,
 )
-from .keys import MOST_POSITIONS, MOST_TOKENS, Key, Section, Words, revise
+from .keys import MOST_POSITIONS, MOST_TOKENS, ConfigWords, Key, Section, revise
 from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe, Settings
 
@@ -136,7 +136,7 @@ def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder)
         family=family,
         heads=HEADS,
         tokenizer=tokenizer,
-        words=Words(TEMPLATE, KEYS, [Section(READ, partial(write_ends, family=family))]),
+        words=ConfigWords(TEMPLATE, KEYS, [Section(READ, partial(write_ends, family=family))]),
         weights=table,
         fixed=("pad_token_id",),
     )

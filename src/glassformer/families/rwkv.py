@@ -11,7 +11,7 @@ from typing import Any
 from ..core.config import Block, Decoder, LayerNorm, Model, NoPosition
 from ..core.errors import need
 from .decoders import NO_NAMES, OURS, blocks_of, decoder, first_layer, stack, table
-from .keys import MOST_BLOCKS, MOST_HIDDEN, Section, Words, keys
+from .keys import MOST_BLOCKS, MOST_HIDDEN, ConfigWords, Section, keys
 from .mixers import ChannelMix, TimeMix
 from .names import NameRule, Names, Table, placed, under
 from .recipe import ConfigReader, Recipe, Settings, tile
@@ -68,7 +68,7 @@ def _write_blocks(model: Model) -> Settings:
     }
 
 
-WORDS = Words(
+WORDS = ConfigWords(
     rwkv(768, 1),
     keys(
         "hidden_size",

@@ -287,8 +287,8 @@ class Checkpoint:
         kind = weights.dtype_of(dtype)
         shapes = weights.shapes(cfg)
         source_shapes = {} if self.folder is None else weights.shapes(self.config)
-        left = [path for path in source_shapes if path not in shapes]
-        left = [path for path in left if not path.startswith((*ENDS, *anew))]
+        missing = [path for path in source_shapes if path not in shapes]
+        missing = [path for path in missing if not path.startswith((*ENDS, *anew))]
         for path, shape in shapes.items() if self.folder is not None else ():
             need(
                 source_shapes.get(path) == shape or path.startswith((*ENDS, *anew)),
@@ -296,9 +296,9 @@ class Checkpoint:
                 f"wants {shape}; change only the head or pool.",
             )
         need(
-            not left,
+            not missing,
             f"{self.folder} has weights that the config has no place for "
-            f"({short(left, 2)}); change only the head or pool, or begin from a recipe.",
+            f"({short(missing, 2)}); change only the head or pool, or begin from a recipe.",
         )
         shared = {
             path

@@ -175,16 +175,16 @@ class _Vocabulary:
 
     def __call__(self, text: Any) -> list[int]:
         """Ids whose bytes are exactly the text's, as far as the vocabulary has them."""
-        left = text.encode() if isinstance(text, str) else text
+        data = text.encode() if isinstance(text, str) else text
         # nothing is put in front, as SentencePiece would
-        ids = self.tokenizer.encode_continuation(left.decode("utf-8", "replace"))[0]
-        if b"".join(self.tokens[id] for id in ids) == left:
+        ids = self.tokenizer.encode_continuation(data.decode("utf-8", "replace"))[0]
+        if b"".join(self.tokens[id] for id in ids) == data:
             return ids
         ids = []  # of a tokenizer that drops spaces or normalizes: the longest token each time
         sizes = range(self.longest, 0, -1)
-        while size := next((size for size in sizes if left[:size] in self.ids), 0):
-            ids.append(self.ids[left[:size]])
-            left = left[size:]
+        while size := next((size for size in sizes if data[:size] in self.ids), 0):
+            ids.append(self.ids[data[:size]])
+            data = data[size:]
         return ids
 
 

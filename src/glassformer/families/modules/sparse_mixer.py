@@ -19,8 +19,8 @@ class SparseMixerMoEModule(MoE):
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, T, E) -> the weights and the numbers of each token's two experts (B, T, 2)."""
         first_weight, first = self.best(logits, logits)
-        others = logits.scatter(-1, first, float("-inf"))
-        second_weight, second = self.best(others, logits)
+        masked = logits.scatter(-1, first, float("-inf"))
+        second_weight, second = self.best(masked, logits)
         return torch.cat((first_weight, second_weight), -1), torch.cat((first, second), -1)
 
     def best(self, candidates: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

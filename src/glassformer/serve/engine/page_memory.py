@@ -168,9 +168,9 @@ def plan_memory(
         sequences = min(sequences, max(1, memory // 2 // (cross_bytes * least)))
         sources = least * sequences
     memory_left = memory - sources * cross_bytes
-    pages, parts = fit_pages(needs, sequences, full_bytes, window_bytes, memory_left)
+    pages, slices = fit_pages(needs, sequences, full_bytes, window_bytes, memory_left)
     need(
-        pages >= least and parts >= least_parts,
+        pages >= least and slices >= least_parts,
         f"One text of {context:,} tokens needs "
         f"{gibibytes((full_bytes + cross_bytes) * least + window_bytes * least_parts)}, "
         f"and {gibibytes(memory)} are there for it; give a smaller max_context, or more memory.",
@@ -183,10 +183,10 @@ def plan_memory(
         pool,
         sources,
         PAGE,
-        nbytes=pages * full_bytes + parts * window_bytes + sources * cross_bytes,
+        nbytes=pages * full_bytes + slices * window_bytes + sources * cross_bytes,
         first=first,
         copied=copied,
-        windows=Windows(pool, PAGE, span, parts) if window_bytes else None,
+        windows=Windows(pool, PAGE, span, slices) if window_bytes else None,
         page_bytes=(full_bytes, window_bytes),
     )
 
@@ -210,8 +210,8 @@ def page_needs(context: int, sequences: int, span: int, step: int) -> tuple[int,
     can use, with a surplus that keeps prompts which begin alike."""
     each = -(-context // PAGE)
     reach = span + PAGE - 3  # of n tokens anywhere at most (n - 2) // PAGE + 2 pages hold some
-    parts = min(each, (reach + step) // PAGE + 1)
-    return each, parts, min(sequences * each, 2 * (sequences * (reach // PAGE + 2) + step // PAGE))
+    slices = min(each, (reach + step) // PAGE + 1)
+    return each, slices, min(sequences * each, 2 * (sequences * (reach // PAGE + 2) + step // PAGE))
 
 
 def fit_pages(
@@ -219,13 +219,13 @@ def fit_pages(
 ) -> tuple[int, int]:
     """Numbers of pages of ``page_nbytes`` and of window pages of ``part_nbytes``: equally many,
     until all window pages fit."""
-    each, parts, most_parts = needs
+    each, slices, most_parts = needs
     most = each * sequences
     if not part_nbytes:
         return min(most, memory // page_nbytes), 0
-    parts = max(parts, min(most_parts, memory // (page_nbytes + part_nbytes)))
+    slices = max(slices, min(most_parts, memory // (page_nbytes + part_nbytes)))
     if not page_nbytes:  # a page is a number
-        return most + parts, min(parts, memory // part_nbytes)
-    if (memory - parts * part_nbytes) // page_nbytes < each:
-        parts = (memory - each * page_nbytes) // part_nbytes
-    return min(most, (memory - parts * part_nbytes) // page_nbytes), parts
+        return most + slices, min(slices, memory // part_nbytes)
+    if (memory - slices * part_nbytes) // page_nbytes < each:
+        slices = (memory - each * page_nbytes) // part_nbytes
+    return min(most, (memory - slices * part_nbytes) // page_nbytes), slices

@@ -120,6 +120,21 @@ def test_type_names_are_defined_once():
     assert repeated.keys() == {"Full"}, repeated
 
 
+def test_module_names_stand_once():
+    """A name belongs to a config and its module, or to a verb and the room that does it."""
+    homes = defaultdict(list)
+    for path in TREES:
+        if path.stem != "__init__" and "exercises" not in path.parts:
+            homes[path.stem].append(path.relative_to(SRC).parent.as_posix())
+    repeated = {
+        name: folders
+        for name, folders in homes.items()
+        if len(folders) > 1
+        and not (len(folders) == 2 and {"core/config", "commands", "families"} & {*folders})
+    }
+    assert not repeated, repeated
+
+
 class Walk:
     """The files of the package that a run enters; module bodies do not count."""
 

@@ -71,7 +71,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bytes(tmp_path, full_files, aft
     with pytest.raises(KeyboardInterrupt):
         tokenise(source, Stopped(after, KeyboardInterrupt), cache=cache, workers=1)
     assert list(cache.glob("[!.]*")) == []
-    assert ("asked for again, it goes on" in capsys.readouterr().err) == (after > 0)
+    assert ("The next start continues from here" in capsys.readouterr().err) == (after > 0)
     record = tmp_path / "calls"
     tokenise(source, Bytes(bos=257, record=record), cache=cache, workers=1)
     assert cache_files(cache) == full_files

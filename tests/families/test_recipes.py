@@ -198,7 +198,6 @@ def test_as_many_of_the_usual_model_types_open_as_the_pages_say():
             assert int(number) == module.LEAST, page.name
 
 
-@pytest.mark.slow
 def test_the_types_that_open_compute_as_transformers_does():
     import transformers
 

@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 import served
 from glassformer.formats import store
 from glassformer.serve.page.models import shipped
-from glassformer.serve.page.tensors import MAX_BYTES
+from glassformer.serve.page.tensor_replies import MAX_BYTES
 
 SENTENCE = "the cat sat on the mat"
 PAIRS = [

@@ -17,7 +17,7 @@ from glassformer.serve.asgi.replies import ClientDisconnected, HttpError
 from glassformer.serve.page.fields import RunFields, TensorFields, ThumbnailFields
 from glassformer.serve.page.models import Models
 from glassformer.serve.page.runs import TraceCache
-from glassformer.serve.page.tensors import thumbnails, values
+from glassformer.serve.page.tensor_replies import thumbnails, values
 
 
 @pytest.fixture(scope="module")

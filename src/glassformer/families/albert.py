@@ -8,10 +8,10 @@ from ..core.config.embed_head import Embed
 from ..core.config.feedforward import MLP
 from ..core.config.model import Encoder, embed_dim, stacks
 from ..core.config.pool import Pool
-from . import encoders
+from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
 from .bert import PRETRAINING, bert
-from .encoders import (
+from .encoder_pages import (
     HEADS,
     embeddings,
     head_of,
@@ -99,7 +99,7 @@ def table(model: Encoder) -> Table:
     mapping = {"albert.encoder.embedding_hidden_mapping_in": "encoder.project"}
     names, unread = (f"{HEAD}.dense", f"{HEAD}.LayerNorm"), (POOLER, NEXT)
     layers = {**block, **mapping, **label_layers(model, labels)}
-    return encoders.table(model, "albert", HEAD, names, embeddings("albert"), layers, unread)
+    return encoder_pages.table(model, "albert", HEAD, names, embeddings("albert"), layers, unread)
 
 
 ALBERT = Recipe(

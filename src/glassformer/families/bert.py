@@ -16,8 +16,8 @@ from ..core.config.model import Attention, Block, Encoder, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Learned
-from . import encoders
-from .encoders import (
+from . import encoder_pages
+from .encoder_pages import (
     CHOICE,
     HEADS,
     LABELS,
@@ -120,7 +120,7 @@ def table(model: Encoder) -> Table:
     renamed = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
     if model.head is None and model.pool is not None and model.pool.labels:
         renamed += moved(_NEXT, labels)
-    return encoders.table(
+    return encoder_pages.table(
         model,
         "bert",
         _WORDS,

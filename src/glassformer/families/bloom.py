@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.config import MLP, Alibi, Attention, Block, Decoder, Head, LayerNorm, Model
 from . import gpt2
-from .decoders import NORMS, decoder, first_block
+from .decoder_pages import NORMS, decoder, first_block
 from .keys import Key, only
 from .names import Table
 from .recipe import ConfigReader, Recipe

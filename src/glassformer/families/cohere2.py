@@ -16,7 +16,7 @@ from ..core.config import (
     Rotary,
     Window,
 )
-from .decoders import ATTENTION, GATED, decoder, read_rotary, table, turned, windows, words
+from .decoder_pages import ATTENTION, GATED, decoder, read_rotary, table, turned, windows, words
 from .recipe import Recipe
 
 

@@ -16,10 +16,10 @@ from ..core.config.model import Encoder, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from ..core.errors import need
-from . import encoders
+from . import encoder_pages
 from .bert import SHARED, bert
 from .disentangled import DisentangledAttention, RelativeEmbedding
-from .encoders import (
+from .encoder_pages import (
     CHOICE,
     HEADS,
     LABELS,
@@ -210,7 +210,7 @@ def table(model: Encoder) -> Table:
     names = (f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm")
     newer = moved(f"{_NEW}.dense", f"{_NEW}.LayerNorm", *names)
     newer = (*newer, (f"{_NEW}.bias", f"{_WORDS}.bias"))
-    return encoders.table(model, "deberta", _WORDS, names, trunk_rules, layers, unread, newer)
+    return encoder_pages.table(model, "deberta", _WORDS, names, trunk_rules, layers, unread, newer)
 
 
 def recipe(name: str, first: bool, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:

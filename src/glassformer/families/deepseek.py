@@ -9,7 +9,7 @@ from typing import Any
 from ..core.config import Block, Decoder, GatedMLP, Model, RMSNorm, Rotary, YarnScaling
 from ..core.errors import need
 from . import mixtures
-from .decoders import (
+from .decoder_pages import (
     blocks_of,
     decoder,
     first_block,

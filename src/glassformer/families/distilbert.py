@@ -8,7 +8,7 @@ from typing import Any
 from ..core.config.embed_head import Embed
 from ..core.config.model import Encoder
 from .bert import CASED, UNCASED, bert
-from .encoders import (
+from .encoder_pages import (
     ANSWERS,
     CHOICE,
     HEADS,

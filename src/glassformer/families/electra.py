@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..core.config import Encoder, TokenHead, embed_dim
 from ..core.config.pool import Pool
 from .bert import KEYS, TRUNK, bert
-from .encoders import (
+from .encoder_pages import (
     CHOICE,
     HEADS,
     head_of,

@@ -13,8 +13,8 @@ from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from . import roberta
 from .bert import SHARED
-from .decoders import INIT
-from .encoders import LABELS, LAYER, MASKED, TOKENS, trunk, write_heads
+from .decoder_pages import INIT
+from .encoder_pages import LABELS, LAYER, MASKED, TOKENS, trunk, write_heads
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import MaskedEmbed, StoredRotary
 from .names import NameRule, Table, rules

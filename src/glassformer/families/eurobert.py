@@ -12,9 +12,9 @@ from ..core.config.norm import RMSNorm
 from ..core.config.pool import TokenHead
 from ..core.config.position import Rotary
 from ..core.errors import need
-from . import decoders
-from .decoders import ATTENTION, GATED, NORMS, words, write_rope_table
-from .encoders import MASKED, TOKENS, head_name, head_of, read_labels, write_labels
+from . import decoder_pages
+from .decoder_pages import ATTENTION, GATED, NORMS, words, write_rope_table
+from .encoder_pages import MASKED, TOKENS, head_name, head_of, read_labels, write_labels
 from .keys import Section, only
 from .recipe import ConfigReader, Recipe, Settings
 
@@ -74,7 +74,7 @@ EUROBERT = Recipe(
     heads=(MASKED, TOKENS),
     tokenizer="EuroBERT/EuroBERT-210m (byte-level BPE)",
     words=WORDS,
-    weights=decoders.table(
+    weights=decoder_pages.table(
         ATTENTION,
         GATED,
         NORMS,

@@ -17,7 +17,7 @@ from ..core.config import (
     Rotary,
     Window,
 )
-from .decoders import ATTENTION, GATED, OUTPUT_NORMS, QK_NORMS, decoder, table, windows, words
+from .decoder_pages import ATTENTION, GATED, OUTPUT_NORMS, QK_NORMS, decoder, table, windows, words
 from .recipe import Recipe
 
 NORM = RMSNorm(1e-5)

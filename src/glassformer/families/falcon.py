@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Model, Place, Rotary
 from ..core.errors import need
 from . import gpt2
-from .decoders import blocks_of, decoder, first_block, with_blocks, words
+from .decoder_pages import blocks_of, decoder, first_block, with_blocks, words
 from .keys import Section, only
 from .names import Table
 from .recipe import ConfigReader, Recipe, Settings

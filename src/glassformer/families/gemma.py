@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core.config import Attention, Block, Decoder, Full, GatedMLP, Head, RMSNorm, Rotary, Window
-from .decoders import ATTENTION, GATED, LLAMA_TABLE, decoder, table, windows, words
+from .decoder_pages import ATTENTION, GATED, LLAMA_TABLE, decoder, table, windows, words
 from .keys import ACTIVATIONS, Key, act_name, key, nullable, only
 from .recipe import Recipe
 

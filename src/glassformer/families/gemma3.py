@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, Head, Rotary, Window
 from . import gemma
-from .decoders import (
+from .decoder_pages import (
     ATTENTION,
     GATED,
     QK_NORMS,

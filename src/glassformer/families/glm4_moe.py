@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, RMSNorm, Rotary
 from . import mixtures
-from .decoders import ATTENTION, QK_NORMS, decoder, rotary, words
+from .decoder_pages import ATTENTION, QK_NORMS, decoder, rotary, words
 from .phi import qk_norm
 from .recipe import Recipe, tile
 from .routed import RoutedMoE

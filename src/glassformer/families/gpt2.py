@@ -20,8 +20,8 @@ from ..core.config import (
     Stack,
 )
 from ..core.errors import need
-from . import decoders
-from .decoders import OURS, first_block
+from . import decoder_pages
+from .decoder_pages import OURS, first_block
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
 from .names import NameRule, Names, Table
 from .recipe import ConfigReader, Recipe, Settings
@@ -74,7 +74,7 @@ SHARED = (
     key("resid_pdrop attn_pdrop embd_pdrop", 0.0, "dropout"),
 )
 # as decoders', with the words that decoders before Llama share
-words = partial(decoders.words, shared=SHARED, rope=Section())
+words = partial(decoder_pages.words, shared=SHARED, rope=Section())
 
 
 def fixed_act(act: Activation, layout: str) -> Section:
@@ -164,7 +164,7 @@ def table(
 ) -> Table:
     """``decoders.table`` in GPT-2's names."""
     outside = {f"{prefix}wpe": "decoder.position", f"{prefix}{first_norm}": "decoder.first_norm"}
-    return decoders.table(
+    return decoder_pages.table(
         *layers,
         layer=layer,
         token=f"{prefix}{token}",

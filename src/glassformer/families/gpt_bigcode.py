@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..core.config import MLP, Attention, Block, Decoder, Head, Init, LayerNorm, Learned, Model
 from ..core.errors import need
 from . import gpt2
-from .decoders import decoder, first_block
+from .decoder_pages import decoder, first_block
 from .keys import Key, Section, only
 from .names import Table
 from .recipe import Recipe, Settings

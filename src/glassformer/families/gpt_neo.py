@@ -19,7 +19,7 @@ from ..core.config import (
     Window,
 )
 from . import gpt2
-from .decoders import blocks_of, decoder, slides, window_size, with_masks
+from .decoder_pages import blocks_of, decoder, slides, window_size, with_masks
 from .keys import MOST_BLOCKS, MOST_POSITIONS, Section
 from .recipe import ConfigReader, Recipe, Settings
 

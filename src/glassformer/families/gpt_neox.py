@@ -7,7 +7,16 @@ from typing import Any
 from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Model, Rotary
 from ..core.errors import need
 from . import gpt2
-from .decoders import NORMS, decoder, first_block, read_rotary, stack, turned, words, write_scaling
+from .decoder_pages import (
+    NORMS,
+    decoder,
+    first_block,
+    read_rotary,
+    stack,
+    turned,
+    words,
+    write_scaling,
+)
 from .keys import Key, Section
 from .names import Table
 from .recipe import ConfigReader, Recipe, Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core.config import Block, Decoder, GatedMLP, RMSNorm, Rotary, Window, YarnScaling
-from .decoders import (
+from .decoder_pages import (
     ATTENTION,
     GATE_UP,
     NORMS,

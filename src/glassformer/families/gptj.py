@@ -9,7 +9,7 @@ from typing import Any
 from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Model, Rotary
 from ..core.errors import need
 from . import gpt2
-from .decoders import decoder, first_block, stack
+from .decoder_pages import decoder, first_block, stack
 from .keys import MOST_HEADS, Key, Section
 from .recipe import ConfigReader, Recipe, Settings
 

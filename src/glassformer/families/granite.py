@@ -4,7 +4,7 @@ logits."""
 from __future__ import annotations
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Rotary
-from .decoders import LLAMA_TABLE, decoder, words
+from .decoder_pages import LLAMA_TABLE, decoder, words
 from .keys import Key, keys
 from .recipe import Recipe
 

@@ -17,7 +17,7 @@ from ..core.config import (
     RMSNorm,
 )
 from . import granite, mamba2
-from .decoders import (
+from .decoder_pages import (
     ATTENTION,
     GATE_UP,
     NORMS,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Rotary
-from .decoders import decoder, listed, numbers, read_numbers, rotary, table, variant, words
+from .decoder_pages import decoder, listed, numbers, read_numbers, rotary, table, variant, words
 from .keys import MOST_HIDDEN, Key, Section
 from .mixers import ShortConv
 from .recipe import ConfigReader, Recipe, Settings

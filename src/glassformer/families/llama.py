@@ -13,7 +13,7 @@ from ..core.config import (
     RopeScaling,
     Rotary,
 )
-from .decoders import LLAMA_TABLE, decoder, words
+from .decoder_pages import LLAMA_TABLE, decoder, words
 from .recipe import Recipe
 
 

@@ -19,7 +19,7 @@ from ..core.config import (
     RMSNorm,
     Rotary,
 )
-from .decoders import (
+from .decoder_pages import (
     ATTENTION,
     GATE_UP,
     NORMS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.config import Attention, Block, Decoder, Head, Model, NoPosition, RMSNorm
-from .decoders import decoder, first_layer, table
+from .decoder_pages import decoder, first_layer, table
 from .keys import ConfigWords, Key, Section, keys, only, spelled_out
 from .mixers import Mamba2
 from .names import under

@@ -4,7 +4,7 @@ mixture in every block."""
 from __future__ import annotations
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, RMSNorm, Rotary
-from .decoders import ATTENTION, NORMS, QK_NORMS, decoder, read_rotary, table, turned, words
+from .decoder_pages import ATTENTION, NORMS, QK_NORMS, decoder, read_rotary, table, turned, words
 from .keys import MOST_HEADS, only
 from .mixtral import EXPERTS, STILL_ROUTER
 from .recipe import ConfigReader, Recipe

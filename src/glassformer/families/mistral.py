@@ -13,7 +13,7 @@ from ..core.config import (
     Rotary,
     Window,
 )
-from .decoders import LLAMA_TABLE, decoder, window, words
+from .decoder_pages import LLAMA_TABLE, decoder, window, words
 from .keys import only
 from .recipe import Recipe
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, MoE, RMSNorm, Rotary
-from .decoders import ATTENTION, NORMS, decoder, experts, rotary, table, window, words
+from .decoder_pages import ATTENTION, NORMS, decoder, experts, rotary, table, window, words
 from .keys import only
 from .recipe import Recipe
 

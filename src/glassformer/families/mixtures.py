@@ -9,8 +9,17 @@ from typing import Any
 
 from ..core.config import GatedMLP, Model
 from ..core.errors import need
-from . import decoders
-from .decoders import EXPERTS, GATED, NORMS, PROJECTIONS, THEIRS, LayerChoice, blocks_of, variant
+from . import decoder_pages
+from .decoder_pages import (
+    EXPERTS,
+    GATED,
+    NORMS,
+    PROJECTIONS,
+    THEIRS,
+    LayerChoice,
+    blocks_of,
+    variant,
+)
 from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, Key, Section
 from .names import Names, Table, under
 from .recipe import ConfigReader, Settings
@@ -96,7 +105,7 @@ def routed(
 def table(*layers: Names) -> Callable[[Model], Table]:
     """The table of names for a model: blocks after its last, which predict later tokens, are
     ignored."""
-    names = decoders.table(*layers, GATED, NORMS, SHARED, tables=NAMES)
+    names = decoder_pages.table(*layers, GATED, NORMS, SHARED, tables=NAMES)
     inside = [rule.file_name for rule in names.rules if rule.file_name.startswith(THEIRS)]
     later = ("enorm", "hnorm", "eh_proj", "shared_head.norm", "shared_head.head", "embed_tokens")
     inside += [f"{THEIRS}.{name}.weight" for name in later]

@@ -11,9 +11,9 @@ from ..core.config.feedforward import GatedMLP
 from ..core.config.model import Attention, Block, Encoder, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Rotary
-from . import decoders
-from .decoders import INIT, THEIRS, M, blocks_of, rotary_of, slides, stack, words, write_scheme
-from .encoders import (
+from . import decoder_pages
+from .decoder_pages import INIT, THEIRS, M, blocks_of, rotary_of, slides, stack, words, write_scheme
+from .encoder_pages import (
     HEADS,
     read_heads,
     write_heads,
@@ -42,7 +42,7 @@ def read_windows(raw: ConfigReader, model: M) -> M:
     every = raw.integer("global_attn_every_n_layers", 3)
     early = [i % every != 0 for i in range(stack(model).depth)]
     size = raw.integer("local_attention", 128, most=MOST_POSITIONS) // 2 + 1
-    model = decoders.with_masks(model, decoders.read_windows(raw, size, early))
+    model = decoder_pages.with_masks(model, decoder_pages.read_windows(raw, size, early))
     local = _positions(raw)[0]
     near = None if local == stack(model).position else local
     kinds = (FirstBlock, *[Block] * (len(early) - 1))
@@ -50,17 +50,17 @@ def read_windows(raw: ConfigReader, model: M) -> M:
         kind(**vars(block) | {"position": near if slides(block) else None})
         for kind, block in zip(kinds, blocks_of(model), strict=True)
     ]
-    return decoders.with_blocks(model, blocks)
+    return decoder_pages.with_blocks(model, blocks)
 
 
 def write_windows(model: Encoder) -> Settings:
     """Settings of windows, and of the positions of both kinds of blocks."""
-    schemes = rotary_of(model), decoders.local_scheme(model, LOCAL)
+    schemes = rotary_of(model), decoder_pages.local_scheme(model, LOCAL)
     kinds = ("full_attention", "sliding_attention")
     return {
         "pad_token_id": None,  # a tokenizer's follows, where there is one
-        "local_attention": 2 * ((decoders.window_size(model) or 65) - 1),
-        "layer_types": decoders.write_windows(model),
+        "local_attention": 2 * ((decoder_pages.window_size(model) or 65) - 1),
+        "layer_types": decoder_pages.write_windows(model),
         "rope_parameters": dict(zip(kinds, map(write_scheme, schemes), strict=True)),
     }
 
@@ -69,7 +69,7 @@ def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     """The schemes of blocks with a window and of the others."""
     thetas = (raw.number("local_rope_theta", LOCAL), raw.number("global_rope_theta", GLOBAL))
     if raw.inside("rope_parameters") is not None:
-        return decoders.read_schemes(raw, *thetas)
+        return decoder_pages.read_schemes(raw, *thetas)
     return Rotary(thetas[0]), Rotary(thetas[1])
 
 
@@ -147,7 +147,7 @@ def table(model: Encoder) -> Table:
     """The names of the weights, queries, keys and values in one; those of the head by its kind."""
     labels = "pool" if model.token_head is None else "token_head"
     head = labels if model.head is None else "head"
-    return decoders.table(
+    return decoder_pages.table(
         _LAYER,
         more=_FUSED,
         token="model.embeddings.tok_embeddings",

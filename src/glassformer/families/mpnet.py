@@ -12,7 +12,7 @@ from ..core.config.model import Encoder, stacks
 from ..core.config.pool import Pool
 from . import roberta
 from .bert import SHARED
-from .encoders import HEADS, LAYER, trunk, write_heads
+from .encoder_pages import HEADS, LAYER, trunk, write_heads
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import LearnedWithBias
 from .names import NameRule, Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.config import MLP, Alibi, Attention, Block, Decoder, Head, LayerNorm
 from . import gpt2
-from .decoders import decoder
+from .decoder_pages import decoder
 from .keys import Section, keys, only, read_keys, write_keys
 from .recipe import ConfigReader, Recipe
 

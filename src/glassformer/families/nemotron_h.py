@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.config import MLP, Attention, Block, Decoder, Model, NoPosition, RMSNorm
 from ..core.errors import need
-from .decoders import (
+from .decoder_pages import (
     OURS,
     blocks_of,
     decoder,

@@ -14,10 +14,10 @@ from ..core.config.model import Attention, Block, Encoder, Model, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Rotary
-from . import encoders
+from . import encoder_pages
 from .bert import SHARED
-from .decoders import rotary, write_rope_table
-from .encoders import (
+from .decoder_pages import rotary, write_rope_table
+from .encoder_pages import (
     LABELS,
     MASKED,
     TOKENS,
@@ -122,7 +122,7 @@ def table(model: Encoder) -> Table:
     )
     layers = {POOLER: "pool.transform", **label_layers(model, {"classifier": "pool.proj"})}
     names = (f"{WORDS}.transform.dense", f"{WORDS}.transform.layer_norm")
-    return encoders.table(model, ROOT, WORDS, names, inside, layers, (POOLER,))
+    return encoder_pages.table(model, ROOT, WORDS, names, inside, layers, (POOLER,))
 
 
 NOMIC_BERT = Recipe(

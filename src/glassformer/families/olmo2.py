@@ -21,7 +21,7 @@ from ..core.config import (
     Window,
     YarnScaling,
 )
-from .decoders import (
+from .decoder_pages import (
     ATTENTION,
     EXPERTS,
     GATED,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Learned, Model
 from ..core.errors import need
-from .decoders import decoder, first_block, stack, table
+from .decoder_pages import decoder, first_block, stack, table
 from .keys import ConfigWords, Section, key, keys, only
 from .recipe import ConfigReader, Recipe, Settings
 

@@ -19,7 +19,7 @@ from ..core.config import (
     Window,
 )
 from ..core.config.model import long_scalings
-from .decoders import (
+from .decoder_pages import (
     ATTENTION,
     LONGROPE,
     NORMS,

@@ -16,7 +16,7 @@ from ..core.config import (
     Rotary,
 )
 from ..core.config.model import long_scalings
-from .decoders import LONGROPE, decoder, read_rotary, turned, window, words, write_rope
+from .decoder_pages import LONGROPE, decoder, read_rotary, turned, window, words, write_rope
 from .keys import Section, only
 from .mixtral import WEIGHTS
 from .phi import short_context, write_context

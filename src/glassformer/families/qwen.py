@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, Head, Model, MoE, RMSNorm, Rotary
-from .decoders import (
+from .decoder_pages import (
     ATTENTION,
     EXPERTS,
     GATED,

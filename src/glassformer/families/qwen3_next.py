@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.config import Block, Decoder, GatedMLP, Head, Model, MoE, RMSNorm, Rotary
 from . import qwen
-from .decoders import (
+from .decoder_pages import (
     ATTENTION,
     EXPERTS,
     GATED,

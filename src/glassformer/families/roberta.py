@@ -16,10 +16,10 @@ from ..core.config.model import Encoder, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Learned
-from . import encoders
+from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
 from .bert import bert, read_pooler
-from .encoders import (
+from .encoder_pages import (
     HEADS,
     head_of,
     label_layers,
@@ -118,7 +118,7 @@ def with_ends(
     choice = moved(pooler, LABEL, f"{LABEL}.dense", f"{LABEL}.out_proj") if labels else ()
     names = (f"{WORDS}.dense", f"{WORDS}.layer_norm")
     unread = (pooler, *unread)
-    return encoders.table(
+    return encoder_pages.table(
         model, name, WORDS, names, inside, label_layers(model, layers), unread, choice, untied
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.config import Block, Decoder, LayerNorm, Model, NoPosition
 from ..core.errors import need
-from .decoders import NO_NAMES, OURS, blocks_of, decoder, first_layer, stack, table
+from .decoder_pages import NO_NAMES, OURS, blocks_of, decoder, first_layer, stack, table
 from .keys import MOST_BLOCKS, MOST_HIDDEN, ConfigWords, Section, keys
 from .mixers import ChannelMix, TimeMix
 from .names import NameRule, Names, Table, placed, under

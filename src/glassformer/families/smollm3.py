@@ -15,7 +15,7 @@ from ..core.config import (
     RMSNorm,
     Rotary,
 )
-from .decoders import (
+from .decoder_pages import (
     LLAMA_TABLE,
     blocks_of,
     decoder,

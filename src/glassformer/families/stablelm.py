@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.config import Attention, Block, Decoder, GatedMLP, LayerNorm, Rotary
-from .decoders import LLAMA_TABLE, decoder, rotary, words
+from .decoder_pages import LLAMA_TABLE, decoder, rotary, words
 from .keys import Key, only
 from .recipe import Recipe
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core.config import MLP, Attention, Block, Decoder, Head, Init, LayerNorm, Rotary, Window
-from .decoders import ATTENTION, NORMS, decoder, table, window, words
+from .decoder_pages import ATTENTION, NORMS, decoder, table, window, words
 from .keys import only
 from .recipe import Recipe
 

@@ -18,7 +18,7 @@ from ..core.errors import UserError, need
 from ..families import RECIPES
 from ..families import read_config as read_published
 from ..families import write_config as write_published
-from ..families.decoders import write_scaling
+from ..families.decoder_pages import write_scaling
 from ..families.names import Table
 
 ROTARY = {  # words of a config.json by those of the fields

@@ -1,4 +1,4 @@
-// What the server answers, by its paths. Names are Python's. tests/page/test_tensors.py asks a real server for every
+// What the server answers, by its paths. Names are Python's. tests/page/test_tensor_replies.py asks a real server for every
 // answer of `Answers` and holds it to these types: a field that is not here, or that never comes, fails there.
 
 export interface Answers {

@@ -6,7 +6,7 @@ fields     what requests hold
 models     the models that are offered, loaded when first asked for
 runs       traces that are kept, the latest
 measures   a model's heads, one word in two contexts
-tensors    parts of a trace as safetensors, within a bound
+tensor_replies    parts of a trace as safetensors, within a bound
 generation  generation token by token, tokenizers, vocabularies
 events     training folders, read as they grow
 run_records  samples and expert loads that a training wrote

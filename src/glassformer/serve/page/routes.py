@@ -33,7 +33,7 @@ from ..asgi.replies import (
     run_in_thread,
 )
 from ..asgi.security import Guard
-from . import generation, measures, tensors
+from . import generation, measures, tensor_replies
 from .events import Trainings
 from .fields import (
     AttributionFields,
@@ -295,9 +295,9 @@ class Page:
             "/api/heads/{name:path}": (partial(measures.heads, models),),
             run: (lambda fields, check, run: self.runs[run].answer,),
             f"{run}/check": (lambda fields, check, run: self.runs[run].measure_error(check),),
-            f"{run}/t": (partial(self.tensors, tensors.values), TensorFields),
-            f"{run}/thumbs": (partial(self.tensors, tensors.thumbnails), ThumbnailFields),
-            f"{run}/logits": (partial(self.tensors, tensors.logits), PositionFields),
+            f"{run}/t": (partial(self.tensors, tensor_replies.values), TensorFields),
+            f"{run}/thumbs": (partial(self.tensors, tensor_replies.thumbnails), ThumbnailFields),
+            f"{run}/logits": (partial(self.tensors, tensor_replies.logits), PositionFields),
             f"{run}/cell": (self.cell, CellFields),
             f"{run}/attribution": (self.attribution, AttributionFields),
             f"{run}/experts": (self.experts,),

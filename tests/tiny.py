@@ -12,7 +12,7 @@ from glassformer.core.nn.model import inference
 from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
-from glassformer.families.longformer import Global, LongformerAttention, SideTable
+from glassformer.families.longformer import GlobalTokens, LongformerAttention, SideTable
 from glassformer.families.mechanisms import (
     FirstBlock,
     LearnedWithBias,
@@ -139,7 +139,7 @@ def deberta():
 
 def led():
     norm = {"norm": c.LayerNorm(), "place": "post"}
-    seen = (c.Window(4), c.Window(6) | Global(2))
+    seen = (c.Window(4), c.Window(6) | GlobalTokens(2))
     pattern = tuple(block(LongformerAttention(4, mask=mask), **norm) for mask in seen)
     encoder = c.Stack(2, pattern, c.Learned(CONTEXT), causal=False)
     crossed = c.Stack(2, (block(cross=c.Attention(4), **norm),), SideTable(40))

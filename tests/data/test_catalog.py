@@ -12,7 +12,7 @@ from io import BytesIO
 
 import pytest
 
-from glassformer.formats.data import published, python_docs
+from glassformer.formats.data import catalog, python_docs
 from glassformer.formats.data.catalog import Download, Published, corpora, find
 from mistakes import mistake
 
@@ -37,7 +37,7 @@ def small(monkeypatch, **settings):
         "small/small.txt", "https://example.org/small.txt", hashlib.sha256(CONTENT).hexdigest()
     )
     corpus = Published("small", "nowhere", "CC0", (file,), **settings)
-    monkeypatch.setitem(published.PUBLISHED, "small", corpus)
+    monkeypatch.setitem(catalog.PUBLISHED, "small", corpus)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.core import files
-from glassformer.formats.data import published
+from glassformer.formats.data import catalog
 from mistakes import mistake
 
 NAME = "scan/tasks_test_simple.txt"
@@ -25,39 +25,39 @@ def nowhere(monkeypatch, tmp_path):
 
 def test_the_data_folder_holds_what_is_published(shared_data, monkeypatch):
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
-    for place in published.example_files():
-        assert published.locate(place) == shared_data / place
+    for place in catalog.example_files():
+        assert catalog.locate(place) == shared_data / place
 
 
 def test_a_path_goes_before_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files.write(Path(NAME), "IN: jump OUT: I_JUMP\n")
-    assert published.locate(NAME) == Path(NAME)
-    assert published.locate("some/where.tsv") == Path("some/where.tsv")
+    assert catalog.locate(NAME) == Path(NAME)
+    assert catalog.locate("some/where.tsv") == Path("some/where.tsv")
 
 
 def test_another_file_of_that_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     files.write(tmp_path / NAME, "IN: jump OUT: I_JUMP\n")
     with mistake("SHA-256"):
-        published.locate(NAME)
+        catalog.locate(NAME)
 
 
 def test_fetched_once_and_checked(monkeypatch):
     content = b"IN: jump OUT: I_JUMP\n"
     requests = []
-    scan = published.PUBLISHED["scan"]
+    scan = catalog.PUBLISHED["scan"]
     (was,) = (file for file in scan.files if file.place == NAME)
     file = dataclasses.replace(was, sha256=hashlib.sha256(content).hexdigest())
-    monkeypatch.setitem(published.PUBLISHED, "scan", dataclasses.replace(scan, files=(file,)))
+    monkeypatch.setitem(catalog.PUBLISHED, "scan", dataclasses.replace(scan, files=(file,)))
 
     def answer(url, timeout):
         requests.append(url)
         return io.BytesIO(content)
 
-    monkeypatch.setattr(published.urllib.request, "urlopen", answer)
+    monkeypatch.setattr(catalog.urllib.request, "urlopen", answer)
     for _ in range(2):
-        assert published.locate(NAME).read_bytes() == content
+        assert catalog.locate(NAME).read_bytes() == content
     assert len(requests) == 1
     assert requests[0] == was.url
     assert requests[0].startswith("https://raw.githubusercontent.com/brendenlake/SCAN/c4b756c")
@@ -67,8 +67,8 @@ def test_no_network_is_one_sentence(monkeypatch):
     def refuse(url, timeout):
         raise OSError("no network")
 
-    monkeypatch.setattr(published.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(catalog.urllib.request, "urlopen", refuse)
     with mistake("GLASSFORMER_DATA"):
-        published.locate(NAME)
+        catalog.locate(NAME)
     with mistake("mean"):
-        published.locate("scan/tasks_test_simpel.txt")
+        catalog.locate("scan/tasks_test_simpel.txt")

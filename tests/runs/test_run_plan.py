@@ -171,8 +171,6 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(lines, tmp_path, monkey
         str(lines / "s"),
         "--target",
         str(lines / "t"),
-        "--limit",
-        "4",
         "--max-new",
         "6",
         "--json",

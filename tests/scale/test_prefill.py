@@ -90,7 +90,7 @@ def test_what_is_generated_and_refused(two):
     for repeated, refused in two.call(generated):
         assert repeated
         assert "recurrent" in refused[0]
-        assert "decoders alone" in refused[1]
+        assert "plain prompts of a decoder" in refused[1]
 
 
 @pytest.mark.parametrize(

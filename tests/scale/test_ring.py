@@ -35,7 +35,11 @@ def compare(mesh, names, scene, length, double):
     return answers
 
 
-def near(processes, scene, length, double, names=tuple(FAMILIES)):
+# ESM counts the masked tokens of a whole text, so it is refused here.
+RINGS = tuple(name for name in FAMILIES if name != "esm")
+
+
+def near(processes, scene, length, double, names=RINGS):
     fields = {"names": names, "scene": scene, "length": length, "double": double}
     check_near(processes.call(compare, **fields), names, 1e-12 if double else 1e-5)
 

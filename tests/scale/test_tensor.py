@@ -30,7 +30,7 @@ from glassformer.core.training.loss import token_loss
 from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
 from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
-from glassformer.families.longformer import Global, LongformerAttention, SideTable
+from glassformer.families.longformer import GlobalTokens, LongformerAttention, SideTable
 from glassformer.families.mechanisms import (
     FirstBlock,
     LearnedWithBias,
@@ -207,7 +207,7 @@ WHOLE = {
         DisentangledAttention,
         RelativeEmbedding,
         LongformerAttention,
-        Global,
+        GlobalTokens,
         SideTable,
         RoutedMoE,
         ScaledInputMoE,

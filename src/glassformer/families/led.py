@@ -14,7 +14,7 @@ from ..core.config.model import EncoderDecoder, Model, stacks
 from ..core.config.position import Learned
 from . import bart
 from .keys import ConfigWords, Section, read_start, revise, write_start
-from .longformer import Global, LongformerAttention, SideTable
+from .longformer import GlobalTokens, LongformerAttention, SideTable
 from .names import Table
 from .recipe import ConfigReader, Recipe, Settings, tile
 
@@ -24,7 +24,7 @@ KIN = bart.Kin(before=False, scaled=False, default_start=2)
 def mask_of(window: int, tokens: int) -> Any:
     """The rule of ``window`` tokens around each, and so many global ``tokens``."""
     near: Any = Window(window // 2 + 1)
-    return near | Global(tokens) if tokens else near
+    return near | GlobalTokens(tokens) if tokens else near
 
 
 def led(dim: int, depth: int, heads: int, hidden: int, tokens: int = 0) -> EncoderDecoder:

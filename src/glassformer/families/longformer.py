@@ -12,7 +12,7 @@ from ..core.config.shapes import Shapes, join, linear
 
 
 @config.member(config.MaskRule)
-class Global(config.Rule):
+class GlobalTokens(config.Rule):
     """The first ``tokens`` of a text, which all see (Longformer)."""
 
     tokens: PositiveInt = 1  # of a text, from its first on
@@ -26,7 +26,7 @@ class Global(config.Rule):
 class LongformerAttention(config.Attention):
     """Attention whose global tokens see all, by queries, keys and values of their own.
 
-    ``mask`` says which they are: ``window(257) | global(1)``. Beltagy et al. 2020 (arXiv
+    ``mask`` says which they are: ``window(257) | globaltokens(1)``. Beltagy et al. 2020 (arXiv
     2004.05150).
     """
 
@@ -36,7 +36,7 @@ class LongformerAttention(config.Attention):
     def global_tokens(self) -> int:
         """The number of first tokens that are global."""
         rules = getattr(self.mask, "rules", ())
-        return max((rule.tokens for rule in rules if isinstance(rule, Global)), default=0)
+        return max((rule.tokens for rule in rules if isinstance(rule, GlobalTokens)), default=0)
 
     def shapes(self, dim: int, *place: Any) -> Shapes:
         """The layers of attention, and three for global tokens."""

@@ -1,4 +1,4 @@
-"""The modules of ``LongformerAttention``, ``Global`` and ``SideTable``.
+"""The modules of ``LongformerAttention``, ``GlobalTokens`` and ``SideTable``.
 
 B batch, T tokens, N global columns, H heads, D head dim, C model dim.
 """
@@ -19,9 +19,9 @@ from ...core.nn.flow import Flow
 from ...core.nn.layers import linear
 from ...core.nn.mask import Mask
 from ...core.nn.position import Position
-from ..longformer import Global, LongformerAttention, SideTable
+from ..longformer import GlobalTokens, LongformerAttention, SideTable
 
-builds(Global)(Global.allows)
+builds(GlobalTokens)(GlobalTokens.allows)
 ALL = Full()
 
 

@@ -61,6 +61,21 @@ def opened(tab):
     tab.goto("about:blank")
 
 
+QUICK = {
+    "gpt2",
+    "llama",
+    "gemma2",
+    "mixtral",
+    "bert",
+    "t5",
+    "vaswani",
+    "mamba2",
+    "llama4",
+    "albert",
+}
+"""One family of each kind; ``make test-all`` has them all."""
+
+
 def until(tab, truth):
     """A saved page's policy lets nothing ask it again and again from inside."""
     deadline = time.monotonic() + 60
@@ -107,7 +122,14 @@ def test_the_shipped_model_reads_any_text(saved, shipped, opened):
     compare(tab, trace)
 
 
-@pytest.mark.parametrize("name", [name for name in tiny.ALL if name not in {*RECURRENT, "rwkv"}])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in tiny.ALL
+        if name not in {*RECURRENT, "rwkv"}
+    ],
+)
 def test_families(name, opened, tmp_path):
     cfg = tiny.ALL[name]
     model = build_model(cfg, seed=1).eval()

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-2IHLXY4U.js";import"./chunk-PKMNH4YT.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-FA3XSXEA.js";import"./chunk-74F2VHQF.js";import"./chunk-B5CLA7JM.js";export{c as Heads,b as Train,a as joined};

@@ -98,13 +98,13 @@ class Cost:
     def multiplied(self) -> int:
         """Parameters that a token is multiplied with: matrices, not the tables it is looked up
         in."""
-        matrices = 0
-        looped = [name for name, s in config.stacks(self.model).items() if hasattr(s, "passes")]
-        for path, (multiplied, size) in self.sizes.items():
-            name, _, inside = path.partition(".")
-            again = name in looped and inside.startswith("blocks.")
-            passes = getattr(config.stacks(self.model)[name], "passes", 1) if again else 1
-            matrices += passes * size * multiplied
+        stacks = config.stacks(self.model)
+        passes = {f"{name}.blocks": getattr(stack, "passes", 1) for name, stack in stacks.items()}
+        matrices = sum(
+            size * passes.get(".".join(path.split(".")[:2]), 1)
+            for path, (multiplied, size) in self.sizes.items()
+            if multiplied
+        )
         head = self.model.head
         tied = self.model.embed.vocab * config.embed_dim(self.model) if head and head.tied else 0
         return matrices - self.idle(matrices=True) + tied

@@ -106,7 +106,9 @@ class Block:
         stand = f'Block.place "{self.place}" says where norms stand and Block.norm is none'
         need(placed, f'{stand}; use "pre".')
         reads = self.cross is None or type(self.cross) is Attention
-        need(reads, f"Block.cross is a {type(self.cross).__name__}; only Attention crosses.")
+        need(
+            reads, f"Block.cross is a {type(self.cross).__name__}; only Attention reads an encoder."
+        )
         full = self.cross is None or self.cross.mask == Full()
         need(full, "Block.cross.mask has no meaning; leave it full.")
         short = getattr(self.position, "limit", None) is None

@@ -154,25 +154,27 @@ def plan_memory(
     full_bytes, window_bytes, cross_bytes = page_bytes(model)
     span = max((attention.mask.lookback or 0 for attention in attentions), default=0)
     needs = page_needs(context, sequences, span, max(step_tokens, first, sequences))
-    least, least_parts, most_parts = needs
-    if not window_bytes or least_parts == least:
+    least, least_window_pages, most_window_pages = needs
+    if not window_bytes or least_window_pages == least:
         full_bytes = full_bytes + window_bytes
         window_bytes = 0
-        least_parts = 0
+        least_window_pages = 0
     if memory is None:
         free = available_memory(next(model.parameters()).device)
-        usual_bytes = (full_bytes + cross_bytes) * least * sequences + window_bytes * most_parts
+        usual_bytes = (
+            full_bytes + cross_bytes
+        ) * least * sequences + window_bytes * most_window_pages
         memory = usual_bytes if free is None else free // 2
     sources = 0
     if cross_bytes:
         sequences = min(sequences, max(1, memory // 2 // (cross_bytes * least)))
         sources = least * sequences
     memory_left = memory - sources * cross_bytes
-    pages, slices = fit_pages(needs, sequences, full_bytes, window_bytes, memory_left)
+    pages, window_pages = fit_pages(needs, sequences, full_bytes, window_bytes, memory_left)
     need(
-        pages >= least and slices >= least_parts,
+        pages >= least and window_pages >= least_window_pages,
         f"One text of {context:,} tokens needs "
-        f"{gibibytes((full_bytes + cross_bytes) * least + window_bytes * least_parts)}, "
+        f"{gibibytes((full_bytes + cross_bytes) * least + window_bytes * least_window_pages)}, "
         f"and {gibibytes(memory)} are there for it; give a smaller max_context, or more memory.",
     )
     pool = PagePool(pages)
@@ -183,10 +185,10 @@ def plan_memory(
         pool,
         sources,
         PAGE,
-        nbytes=pages * full_bytes + slices * window_bytes + sources * cross_bytes,
+        nbytes=pages * full_bytes + window_pages * window_bytes + sources * cross_bytes,
         first=first,
         copied=copied,
-        windows=Windows(pool, PAGE, span, slices) if window_bytes else None,
+        windows=Windows(pool, PAGE, span, window_pages) if window_bytes else None,
         page_bytes=(full_bytes, window_bytes),
     )
 
@@ -210,22 +212,32 @@ def page_needs(context: int, sequences: int, span: int, step: int) -> tuple[int,
     can use, with a surplus that keeps prompts which begin alike."""
     each = -(-context // PAGE)
     reach = span + PAGE - 3  # of n tokens anywhere at most (n - 2) // PAGE + 2 pages hold some
-    slices = min(each, (reach + step) // PAGE + 1)
-    return each, slices, min(sequences * each, 2 * (sequences * (reach // PAGE + 2) + step // PAGE))
+    window_pages = min(each, (reach + step) // PAGE + 1)
+    return (
+        each,
+        window_pages,
+        min(sequences * each, 2 * (sequences * (reach // PAGE + 2) + step // PAGE)),
+    )
 
 
 def fit_pages(
-    needs: tuple[int, int, int], sequences: int, page_nbytes: int, part_nbytes: int, memory: int
+    needs: tuple[int, int, int],
+    sequences: int,
+    page_nbytes: int,
+    window_page_nbytes: int,
+    memory: int,
 ) -> tuple[int, int]:
-    """Numbers of pages of ``page_nbytes`` and of window pages of ``part_nbytes``: equally many,
+    """Numbers of pages of ``page_nbytes`` and of window pages of ``window_page_nbytes``: equally many,
     until all window pages fit."""
-    each, slices, most_parts = needs
+    each, window_pages, most_window_pages = needs
     most = each * sequences
-    if not part_nbytes:
+    if not window_page_nbytes:
         return min(most, memory // page_nbytes), 0
-    slices = max(slices, min(most_parts, memory // (page_nbytes + part_nbytes)))
+    window_pages = max(
+        window_pages, min(most_window_pages, memory // (page_nbytes + window_page_nbytes))
+    )
     if not page_nbytes:  # a page is a number
-        return most + slices, min(slices, memory // part_nbytes)
-    if (memory - slices * part_nbytes) // page_nbytes < each:
-        slices = (memory - each * page_nbytes) // part_nbytes
-    return min(most, (memory - slices * part_nbytes) // page_nbytes), slices
+        return most + window_pages, min(window_pages, memory // window_page_nbytes)
+    if (memory - window_pages * window_page_nbytes) // page_nbytes < each:
+        window_pages = (memory - each * page_nbytes) // window_page_nbytes
+    return min(most, (memory - window_pages * window_page_nbytes) // page_nbytes), window_pages

@@ -37,6 +37,7 @@ def check_equal(saved: Any, now: Any, places: str) -> None:
 
 def test_every_answer_of_the_example_is_the_servers():
     raw = gzip.decompress(EXAMPLE.read_bytes())
+    assert str(EXAMPLE.parents[1]).encode() not in raw, "it names no folder of a machine"
     tensors, client = served.tensors(raw), served.client(served.page())
     data = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
     assert len(tensors) > 40 and EXAMPLE.stat().st_size < 200_000

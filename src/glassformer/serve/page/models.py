@@ -288,7 +288,8 @@ class Models:
         self.entries: dict[str, ModelEntry] = {}
         self.sources: list[ModelSource] = []
         first = ModelEntry(SHIPPED, shipped(), SHIPPED, dtype, device)
-        beside = sorted(path for path in MODELS.iterdir() if path.name.startswith("tiny-"))
+        folders = sorted(path for path in MODELS.iterdir() if path.name.startswith("tiny-"))
+        beside = [ModelEntry(path.name, path, path.name, dtype, device) for path in folders]
         for model in models or [first, *beside]:
             if not isinstance(model, ModelEntry):
                 plain = str(model) if is_recipe(str(model)) else Path(model).name

@@ -287,10 +287,9 @@ class Models:
         self.device = device
         self.entries: dict[str, ModelEntry] = {}
         self.sources: list[ModelSource] = []
-        first = ModelEntry(SHIPPED, shipped(), SHIPPED, dtype, device)
-        folders = sorted(path for path in MODELS.iterdir() if path.name.startswith("tiny-"))
-        beside = [ModelEntry(path.name, path, path.name, dtype, device) for path in folders]
-        for model in models or [first, *beside]:
+        homes = {SHIPPED: shipped()} | {path.name: path for path in sorted(MODELS.glob("tiny-*"))}
+        usual = [ModelEntry(name, home, name, dtype, device) for name, home in homes.items()]
+        for model in models or usual:
             if not isinstance(model, ModelEntry):
                 plain = str(model) if is_recipe(str(model)) else Path(model).name
                 model = ModelEntry(unique_id(plain, self.entries), model, str(model), dtype, device)

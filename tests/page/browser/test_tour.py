@@ -21,8 +21,9 @@ RINGED = """title => {
   const heading = document.querySelector('.tour h2'), ring = document.querySelector('.ring');
   if (!heading?.textContent.startsWith(title) || !ring) return false;
   const found = document.querySelectorAll(ring.dataset.ring);
+  if (found.length !== 1) return false;  // its screen is still drawn
   const a = ring.getBoundingClientRect(), b = found[0].getBoundingClientRect();
-  return found.length === 1 && b.width > 40 && b.height > 20 && Math.abs(a.left + 4 - b.left) < 3 &&
+  return b.width > 40 && b.height > 20 && Math.abs(a.left + 4 - b.left) < 3 &&
     Math.abs(a.top + 4 - b.top) < 3 && Math.abs(a.width - 8 - b.width) < 3 && b.top < innerHeight && b.bottom > 0;
 }"""
 

@@ -180,10 +180,10 @@ def recorded(length: int, repeats: int, threads: int) -> None:
 def our_trace(row: str, length: int) -> Callable[[], Any]:
     """Glassformer's pass, trace, or three cells of a trace."""
     import torch
-    from glassformer.sight.tracing import Trace
 
     from glassformer import config as c
     from glassformer.core.nn import build_model
+    from glassformer.sight.recording.trace import Trace
 
     torch.manual_seed(0)
     attention, mlp = c.Attention(HEADS, bias=True), c.MLP(4 * WIDTH, bias=True)

@@ -51,20 +51,14 @@ OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}  # of b
 
 
 def decoder(
-    dim: int,
-    depth: int,
-    context: int,
-    vocab: int,
-    pattern: Block | Sequence[Block],
+    block: Block,
     position: Position,
-    head: Head = Head(tied=False),
-    scale: float = 1.0,
+    head: Head = Head(),
     **stack: Any,
 ) -> Decoder:
-    """A decoder of these blocks, whose last norm is theirs; ``scale`` multiplies the embeddings."""
-    blocks = (pattern,) if isinstance(pattern, Block) else tuple(pattern)
-    body = Stack(depth, blocks, position, **{"last_norm": blocks[0].norm, **stack})
-    return Decoder(dim, context, Embed(vocab, scale=scale), body, head, INIT)
+    """A decoder of one such block, whose last norm is the block's, and of sizes that a file says."""
+    body = Stack(1, (block,), position, **{"last_norm": block.norm, **stack})
+    return Decoder(64, 64, Embed(64), body, head, INIT)
 
 
 # ---------------------------------------------------------------------------------- config.json, in
@@ -169,20 +163,17 @@ def words(
     """The words of a family: those that decoders share, but for ``without``, and its own.
 
     A word of the family's takes the place of the shared word that fills the same place of our
-    config. ``template``: its first block is what a file changes. ``dropouts``: what the family calls
+    config. ``template``: what a file changes. ``dropouts``: what the family calls
     them, first the one that is the stack's here; none: the file must not ask for any. ``even``: the
     layout's name where heads must divide the width.
     """
-    body: Settings = {
-        template.main_body: replace(stack(template), depth=1, pattern=stack(template).pattern[:1])
-    }
     family = (*more, *([key(dropouts, dropout, "dropout")] if dropouts else []))
     own_keys = (item for item in family if isinstance(item, Key))
     entries = revise(shared, *own_keys, without=without, needed=needed, **defaults)
     sections = [rope, *(item for item in family if isinstance(item, Section))]
     if even:
         sections.insert(0, Section(encode=partial(even_heads, layout=even)))
-    return ConfigWords(replace(template, **body), entries, sections)
+    return ConfigWords(template, entries, sections)
 
 
 def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> list[MaskRule]:

@@ -4,6 +4,7 @@ GELU."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,33 +13,17 @@ from ..core.config import (
     Activation,
     Attention,
     Block,
-    Decoder,
-    Embed,
+    Init,
     LayerNorm,
     Learned,
     Model,
-    Stack,
 )
 from ..core.errors import need
 from . import decoder_pages
 from .decoder_pages import OURS, first_block
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
 from .names import NameRule, Names, Table
-from .recipe import ConfigReader, Recipe, Settings
-
-
-def gpt2(
-    dim: int,
-    depth: int,
-    heads: int,
-    vocab: int = 50257,
-    bias: bool = True,
-    act: Activation = "gelu_tanh",
-) -> Decoder:
-    """The shape of GPT-2: learned positions, LayerNorm before, a tied head; 1,024 positions."""
-    block = Block(Attention(heads, bias=bias), MLP(4 * dim, act, bias), LayerNorm(bias=bias))
-    stack = Stack(depth, (block,), Learned(1024), last_norm=LayerNorm(bias=bias))
-    return Decoder(dim, 1024, Embed(vocab), stack)
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
 def wide(dim: str = "n_embd", name: str = "") -> Key:
@@ -100,8 +85,11 @@ def _write_bias(model: Model) -> Settings:
     return {} if getattr(first_block(model).attention, "bias", True) else {"bias": False}
 
 
+SHAPE = decoder_pages.decoder(
+    Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64)
+)
 WORDS = words(
-    gpt2(768, 12, 12),
+    replace(SHAPE, init=Init()),
     SCALED,
     ALONE,
     only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
@@ -183,13 +171,17 @@ GPT2 = Recipe(
     name="gpt2",
     paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners; Karpathy "
     "2022, nanoGPT",
-    sizes={
-        "124m": gpt2(768, 12, 12),
-        "350m": gpt2(1024, 24, 16),
-        "774m": gpt2(1280, 36, 20),
-        "1.5b": gpt2(1600, 48, 25),
-        "nanogpt": gpt2(768, 12, 12, vocab=50304, bias=False, act="gelu"),
-    },
+    sizes=sizes(
+        """
+        n_embd n_layer n_head vocab_size activation_function bias
+        124m    768  12 12 50257 -      -
+        350m    1024 24 16 50257 -      -
+        774m    1280 36 20 50257 -      -
+        1.5b    1600 48 25 50257 -      -
+        nanogpt 768  12 12 50304 "gelu" false
+        """,
+        resid_pdrop=0.0,
+    ),
     architectures=("GPT2LMHeadModel", "GPT2Model"),
     tokenizer="openai-community/gpt2",
     words=WORDS,

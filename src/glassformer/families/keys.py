@@ -204,6 +204,10 @@ class ConfigWords:
             model = section.decode(raw, model)
         return model
 
+    def model(self, **words: Any) -> Any:
+        """The config of a config.json with these words."""
+        return self.decode(ConfigReader(words))
+
     def encode(self, model: Any) -> Settings:
         """Our config as a config.json, as far as that can say it."""
         raw = write_keys(model, self.keys)

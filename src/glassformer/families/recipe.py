@@ -4,7 +4,7 @@ it. No torch here."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -27,6 +27,37 @@ def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
     return tuple(blocks[: next(repeats, depth)])
 
 
+def sizes(table: str, **words: Any) -> dict[str, Settings]:
+    """Published sizes in the words of their config.json: those of every size, and a ``table``.
+
+    Its first line has words, and each other one a size's name and values as JSON, - for none.
+    """
+    head, *lines = (line.split() for line in table.strip().splitlines())
+    return {
+        name: words | {word: json.loads(x) for word, x in zip(head, row, strict=True) if x != "-"}
+        for name, *row in lines
+    }
+
+
+class Sizes(Mapping[str, config.Model]):
+    """The configs of published sizes, each read from its words when it is first asked for."""
+
+    def __init__(self, rows: Mapping[str, Any], recipe: Recipe) -> None:
+        self.rows, self.recipe = dict(rows), recipe
+
+    def __getitem__(self, name: str) -> config.Model:
+        row = self.rows[name]
+        if isinstance(row, dict):
+            row = self.rows[name] = self.recipe.read(ConfigReader(row))
+        return row  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A published family as data: sizes, its config.json in and out, its weights' names, where it
@@ -44,7 +75,7 @@ class Recipe:
 
     name: str
     paper: str
-    sizes: Mapping[str, config.Model]
+    sizes: Mapping[str, Any]
     architectures: tuple[str, ...] = ()
     model_type: str = ""
     tokenizer: str = ""
@@ -61,6 +92,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         derived: Settings = {}
+        if not isinstance(self.sizes, Sizes):
+            derived["sizes"] = Sizes(self.sizes, self)
         if self.words and not self.read_config:
             derived |= {"read_config": self.words.decode, "write_config": self.words.encode}
         if self.family and not self.architectures:
@@ -74,9 +107,23 @@ class Recipe:
             object.__setattr__(self, name, value)
 
     @cached_property
+    def examples(self) -> list[config.Model]:
+        """Models that stand for all: the first size and the last, and what its words change."""
+        first, *_, last = (*self.sizes, *self.sizes)
+        template = [self.words.template] if self.words else []
+        return [*template, self.sizes[first], self.sizes[last]]
+
+    @cached_property
     def added_types(self) -> set[str]:
-        """The types in its sizes that ``config.member`` added, by name."""
-        return set[str]().union(*(serial.added_types(size) for size in self.sizes.values()))
+        """The types in its models that ``config.member`` added, by name."""
+        return set[str]().union(*map(serial.added_types, self.examples))
+
+    def read(self, raw: ConfigReader) -> config.Model:
+        """The config of a config.json and of the files beside it."""
+        from . import sentences
+
+        assert self.read_config is not None
+        return sentences.read_config(raw, self.read_config(raw))
 
     def table(self, model: config.Model) -> Table:
         """The names of this model's weights."""
@@ -89,6 +136,9 @@ class Recipe:
 
 class BothWays(Protocol):
     """A config.json, in and out."""
+
+    @property
+    def template(self) -> Any: ...
 
     def decode(self, raw: ConfigReader) -> config.Model: ...
 

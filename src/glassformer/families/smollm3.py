@@ -9,7 +9,6 @@ from ..core.config import (
     Block,
     Decoder,
     GatedMLP,
-    Head,
     Model,
     NoPosition,
     RMSNorm,
@@ -26,14 +25,7 @@ from .decoder_pages import (
     words,
 )
 from .keys import Section, only
-from .recipe import ConfigReader, Recipe, Settings
-
-
-def smollm3(depth: int = 36, context: int = 65_536, theta: float = 5e6) -> Decoder:
-    """The shape of SmolLM3: 16 heads, 4 of keys and values, 128,256 tokens."""
-    block = Block(Attention(16, 4), GatedMLP(11_008), RMSNorm(1e-6))
-    blocks = (*[block] * 3, replace(block, position=NoPosition()))
-    return decoder(2048, depth, context, 128_256, blocks, Rotary(theta), Head())
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
 def _turns(raw: ConfigReader, model: Decoder) -> Decoder:
@@ -53,7 +45,7 @@ def _write_turns(model: Model) -> Settings:
 
 
 WORDS = words(
-    smollm3(4),
+    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
     only("use_sliding_window", False, "no block of a SmolLM3 slides a window"),
     rotary(2e6),
     Section(_turns, _write_turns),
@@ -67,7 +59,14 @@ WORDS = words(
 SMOLLM3 = Recipe(
     name="smollm3",
     paper="Bakouch et al. 2025, SmolLM3: smol, multilingual, long-context reasoner",
-    sizes={"3b": smollm3()},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size \
+        max_position_embeddings vocab_size
+        3b 2048 36 16 11008 65536 128256
+        """,
+        rope_theta=5000000.0,
+    ),
     tokenizer="HuggingFaceTB/SmolLM3-3B",
     words=WORDS,
     family="SmolLM3",

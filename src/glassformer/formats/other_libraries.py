@@ -25,7 +25,7 @@ from ..core.config.norm import LayerNorm, Norm, RMSNorm
 from ..core.config.position import Learned, Rotary
 from ..core.errors import UserError, need
 from ..families import gpt2
-from ..families.keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS
+from ..families.keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS, act_name
 from ..families.names import NameRule, Table, rules
 from ..families.recipe import ConfigReader
 
@@ -97,7 +97,14 @@ def _read_gpt(
     raw = ConfigReader(settings, source)
     heads, depth = raw.integer("n_head", most=MOST_HEADS), raw.integer("n_layer", most=MOST_BLOCKS)
     dim, vocab = raw.integer("n_embd"), raw.integer("vocab_size", most=MOST_TOKENS)
-    model = gpt2.gpt2(dim, depth, heads, vocab, "transformer.ln_f.bias" in tensors, act)
+    model = gpt2.WORDS.model(
+        n_embd=dim,
+        n_layer=depth,
+        n_head=heads,
+        vocab_size=vocab,
+        activation_function=act_name(act),
+        bias="transformer.ln_f.bias" in tensors,
+    )
     length, dropout = raw.integer("block_size"), raw.number("dropout", 0.0, most=0.99)
     stack = replace(stacks(model)["decoder"], position=Learned(length), dropout=dropout)
     model = replace(model, context=length, decoder=stack, head=Head(tied=not mini))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.embed_head import Embed
 from ..core.config.model import Encoder
-from .bert import CASED, UNCASED, bert
+from ..core.config.position import Learned
+from .bert import BLOCK
 from .encoder_pages import (
     ANSWERS,
     CHOICE,
@@ -16,6 +16,7 @@ from .encoder_pages import (
     TOKENS,
     blocks,
     embeddings,
+    encoder,
     head_name,
     head_of,
     label_layers,
@@ -28,7 +29,7 @@ from .encoder_pages import (
 )
 from .keys import Key, key, keys, read_keys, write_keys
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 # what each head calls the dropout before its labels, and transformers' default
 DROPOUTS = {
@@ -44,7 +45,7 @@ KEYS = (
         n_heads=12,
         hidden_dim=3072,
         max_position_embeddings=512,
-        vocab_size=UNCASED,
+        vocab_size=30_522,
         activation="gelu",
         dropout=key("dropout attention_dropout", 0.1, "dropout"),
         initializer_range=0.02,
@@ -54,17 +55,12 @@ KEYS = (
 )
 
 
-def distilbert(depth: int = 6, vocab: int = UNCASED) -> Encoder:
-    """The shape of DistilBERT as pretrained, for words under masks; 512 positions."""
-    return replace(bert(768, depth, 12), embed=Embed(vocab), pool=None)
-
-
 def read_config(raw: ConfigReader) -> Any:
     """A DistilBERT config.json as our config: the architecture says which head there is."""
-    model = read_keys(raw, replace(distilbert(), head=None), KEYS)
+    model = read_keys(raw, encoder(BLOCK, Learned(64)), KEYS)
     head = head_of(raw)
     if head not in DROPOUTS:
-        return read_heads(raw, model, "relu")
+        return read_heads(raw, model, "relu", None, 0.0)
     name, default = DROPOUTS[head]
     dropout = raw.number(name, default, most=0.99)
     if head in (LABELS, CHOICE):
@@ -118,11 +114,15 @@ def table(model: Encoder) -> Table:
 DISTILBERT = Recipe(
     name="distilbert",
     paper="Sanh et al. 2019, DistilBERT, a distilled version of BERT (arXiv 1910.01108)",
-    sizes={
-        "base": distilbert(),
-        "base-cased": distilbert(vocab=CASED),
-        "multilingual": distilbert(vocab=119_547),
-    },
+    sizes=sizes(
+        """
+        vocab_size
+        base         -
+        base-cased   28996
+        multilingual 119547
+        """,
+        architectures=["DistilBertForMaskedLM"],
+    ),
     family="DistilBert",
     heads=HEADS,
     model_type="distilbert",

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config.embed_head import Embed, Head
+from ..core.config.embed_head import Embed
 from ..core.config.feedforward import GatedMLP
-from ..core.config.init import Init
-from ..core.config.model import Attention, Block, Encoder, Model, Stack
+from ..core.config.model import Attention, Block, Encoder, Model
 from ..core.config.norm import LayerNorm
-from ..core.config.pool import Pool
 from ..core.config.position import Rotary
 from . import encoder_pages
 from .bert import SHARED
@@ -22,15 +20,14 @@ from .encoder_pages import (
     MASKED,
     TOKENS,
     blocks,
+    encoder,
+    ends,
     head_name,
-    head_of,
-    label_layers,
-    read_heads,
-    write_heads,
+    read_pooler,
 )
 from .keys import key, only, read_keys, revise, write_keys
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 KEYS = revise(
     SHARED,
@@ -65,32 +62,24 @@ OLDER = {
 }
 
 
-def nomic_bert() -> Encoder:
-    """The shape of Nomic's text encoders as pretrained, for words under masks."""
-    norm = LayerNorm(1e-12)
-    block = Block(Attention(12), GatedMLP(3072), norm, "post")
-    stack = Stack(12, (block,), Rotary(1000.0), causal=False, first_norm=norm)
-    head = Head(bias=True, transform="silu", norm=norm)
-    return Encoder(
-        768, 2048, Embed(30_528, segments=2), stack, head, Init(0.02, 0.02, "plain"), None
-    )
+TEMPLATE = encoder(
+    Block(Attention(1), GatedMLP(1), LayerNorm(), "post"), Rotary(), Embed(64, segments=2)
+)
+ENDS = ends("NomicBert")
 
 
 def read_config(raw: ConfigReader) -> Model:
     """A Nomic BERT config.json as our config: the architecture says which head there is."""
     renamed = {OLDER[name]: value for name, value in raw.table.items() if name in OLDER}
     raw = replace(raw, table={**renamed, **raw.table})
-    model = read_keys(raw, replace(nomic_bert(), head=None), KEYS)
-    model, pooled = read_heads(raw, model, "tanh"), raw.flag("add_pooling_layer", False)
-    held = any(raw.holds(f"{prefix}pooler.dense.weight") for prefix in ("", "nomic_bert."))
-    bare = not head_of(raw) and (pooled or held)
-    return replace(model, pool=Pool("first", "tanh")) if bare else model
+    model = read_keys(raw, TEMPLATE, KEYS)
+    return read_pooler(raw, ENDS.decode(raw, model), POOLER, usual=False)
 
 
 def write_config(model: Encoder) -> Settings:
     """Our config as a Nomic BERT config.json, as far as that can say it."""
     raw = {
-        **write_heads(model, "NomicBert"),
+        **ENDS.encode(model),
         **write_keys(model, KEYS),
         **write_rope_table(model, theta_first=True),
         "pad_token_id": 0,  # transformers takes no null; where a weight starts is all it says
@@ -120,19 +109,27 @@ def table(model: Encoder) -> Table:
         *rules({f"{ROOT}.emb_ln": "encoder.first_norm"}),
         *blocks(BLOCKS, _LAYER),
     )
-    layers = {POOLER: "pool.transform", **label_layers(model, {"classifier": "pool.proj"})}
-    names = (f"{WORDS}.transform.dense", f"{WORDS}.transform.layer_norm")
-    return encoder_pages.table(model, ROOT, WORDS, names, inside, layers, (POOLER,))
+    pool = {POOLER: "pool.transform", "classifier": "pool.proj"}
+    names = ("transform.dense", "transform.layer_norm")
+    return encoder_pages.table(model, ROOT, WORDS, inside, pool, (POOLER,), transform=names)
 
 
 NOMIC_BERT = Recipe(
     name="nomic-bert",
     paper="Nussbaum et al. 2024, Nomic Embed: Training a Reproducible Long Context Text Embedder "
     "(arXiv 2402.01613)",
-    sizes={
-        "base": nomic_bert(),
-        "embed-v1.5": replace(nomic_bert(), head=None, pool=Pool("mean")),
-    },
+    sizes=sizes(
+        """
+        architectures sentence_vectors
+        base       ["NomicBertForMaskedLM"] -
+        embed-v1.5 -                        {"max_seq_length":2048}
+        """,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        vocab_size=30_528,
+    ),
     family="NomicBert",
     heads=(MASKED, LABELS, TOKENS),
     model_type="nomic_bert",

@@ -35,7 +35,8 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
         dropout = raw.number(DROPOUT, 0.1, most=0.99)
         words = replace(words_head(model), tied=raw.flag("tie_word_embeddings", True))
         return replace(model, head=words, pool=Pool("first", "tanh", 2, dropout))
-    return ENDS.decode(raw, model)
+    model = ENDS.decode(raw, model)
+    return model
 
 
 def write_ends(model: Encoder) -> Settings:

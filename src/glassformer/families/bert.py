@@ -39,7 +39,7 @@ ENDS = ends("Bert", _POOLER)
 def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
     """The model with the ends that its architecture names, or the weights beside it."""
     head = head_of(raw)
-    model = ENDS.decode(raw, trunk)
+    model: Encoder = ENDS.decode(raw, trunk)
     if head == PRETRAINING or (not head and raw.holds("cls.predictions.bias")):
         tied = raw.flag("tie_word_embeddings", True)
         model = replace(model, head=replace(words_head(trunk), tied=tied))

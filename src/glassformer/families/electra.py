@@ -35,7 +35,8 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     # words and labels have this activation whatever the blocks have; a choice says its own
     if head == CHOICE:
         return replace(model, pool=read_choice(raw))
-    return ENDS.decode(raw, model)
+    model = ENDS.decode(raw, model)
+    return model
 
 
 def read_choice(raw: ConfigReader) -> Pool:

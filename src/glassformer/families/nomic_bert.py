@@ -5,11 +5,9 @@ Files of the hub may say the same in GPT-2's words (``n_embd``), which are read 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..core.config.embed_head import Embed
 from ..core.config.feedforward import GatedMLP
-from ..core.config.model import Attention, Block, Encoder, Model
+from ..core.config.model import Attention, Block, Encoder
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Rotary
 from . import encoder_pages
@@ -25,7 +23,7 @@ from .encoder_pages import (
     head_name,
     read_pooler,
 )
-from .keys import key, only, read_keys, revise, write_keys
+from .keys import ConfigWords, Section, key, only, revise
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe, Settings, sizes
 
@@ -68,27 +66,22 @@ TEMPLATE = encoder(
 ENDS = ends("NomicBert")
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A Nomic BERT config.json as our config: the architecture says which head there is."""
-    renamed = {OLDER[name]: value for name, value in raw.table.items() if name in OLDER}
-    raw = replace(raw, table={**renamed, **raw.table})
-    model = read_keys(raw, TEMPLATE, KEYS)
+def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
+    """The model with the head that its architecture names, or a pooler."""
     return read_pooler(raw, ENDS.decode(raw, model), POOLER, usual=False)
 
 
-def write_config(model: Encoder) -> Settings:
-    """Our config as a Nomic BERT config.json, as far as that can say it."""
-    raw = {
-        **ENDS.encode(model),
-        **write_keys(model, KEYS),
-        **write_rope_table(model, theta_first=True),
-        "pad_token_id": 0,  # transformers takes no null; where a weight starts is all it says
-    }
-    return raw if head_name(model) else {**raw, "add_pooling_layer": model.pool is not None}
+def write_ends(model: Encoder) -> Settings:
+    """Settings of the head that a model has, and of its positions."""
+    pools = {} if head_name(model) else {"add_pooling_layer": model.pool is not None}
+    raw = {**ENDS.encode(model), **pools, **write_rope_table(model, theta_first=True)}
+    # transformers takes no null; where a weight starts is all it says
+    return {**raw, "pad_token_id": 0}
 
 
+WORDS = ConfigWords(TEMPLATE, KEYS, [Section(read_ends, write_ends)], older=OLDER)
 ROOT, BLOCKS = "nomic_bert", "nomic_bert.encoder.layers"
-POOLER, WORDS = "nomic_bert.pooler.dense", "cls.predictions"
+POOLER = "nomic_bert.pooler.dense"
 _LAYER = {
     "attn.out_proj": "attn.out",
     "mlp.fc11": "ffn.up",
@@ -111,7 +104,9 @@ def table(model: Encoder) -> Table:
     )
     pool = {POOLER: "pool.transform", "classifier": "pool.proj"}
     names = ("transform.dense", "transform.layer_norm")
-    return encoder_pages.table(model, ROOT, WORDS, inside, pool, (POOLER,), transform=names)
+    return encoder_pages.table(
+        model, ROOT, "cls.predictions", inside, pool, (POOLER,), transform=names
+    )
 
 
 NOMIC_BERT = Recipe(
@@ -134,8 +129,7 @@ NOMIC_BERT = Recipe(
     heads=(MASKED, LABELS, TOKENS),
     model_type="nomic_bert",
     tokenizer="nomic-ai/nomic-embed-text-v1.5 (WordPiece, uncased)",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
     weights=table,
     fixed=("pad_token_id",),
 )

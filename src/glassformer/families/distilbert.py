@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from .bert import BLOCK

@@ -57,8 +57,12 @@ class Attention(TracedModule):
             if isinstance(kv, ExternalKV)
             else self.mix(x, flow, position, kv)
         )
-        z = flow.look(self, "z", z)  # (B, H, T, D)
+        z = flow.look(self, "z", self.finish(z, x))  # (B, H, T, D)
         return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
+
+    def finish(self, z: Tensor, x: Tensor) -> Tensor:
+        """The mixture z of an attention to x, which a kind of attention may change."""
+        return z
 
     def mix(self, x: Tensor, flow: Flow, position: Position, kv: KV | None) -> Tensor:
         """x (B, T, C) -> the mixture of values that each head makes for each token (B, H, T, D)."""

@@ -35,8 +35,13 @@ def add_layers(module: nn.Module, shapes: Shapes) -> None:
         if not layer:
             setattr(module, name, nn.Parameter(torch.empty(shape)))
         elif end == "weight" and len(shape) > 1:
-            wide = linear if len(shape) == 2 else CausalConv
-            setattr(module, layer, wide(shape[-1], shape[0], bias))
+            setattr(
+                module,
+                layer,
+                linear(*shape[::-1], bias)
+                if len(shape) == 2
+                else CausalConv(shape[0], shape[2], bias),
+            )
 
 
 class StateMixer(TracedModule):
@@ -89,7 +94,7 @@ class GatedNorm(nn.Module):
 class CausalConv(nn.Module):
     """Each channel's weighted sum over the last K tokens of its document."""
 
-    def __init__(self, kernel: int, channels: int, bias: bool) -> None:
+    def __init__(self, channels: int, kernel: int, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None

@@ -51,19 +51,24 @@ def forgetting_mean(
     pos, means = flow.pos.expand(k.shape[:2]), []
     for first in range(0, k.shape[1], CHUNK):
         piece = slice(first, first + CHUNK)
-        is_token = pos[:, piece] >= 0
-        document, number = (pos[:, piece] == 0).cumsum(1), is_token.cumsum(1)
-        # one more row beside those of the tokens: what comes after them
-        reader = torch.cat((number, number[:, -1:] + 1), 1)[:, :, None]
-        reads = torch.cat((document, document[:, -1:]), 1)[:, :, None]
-        visible = (reads == document[:, None]) & is_token[:, None] & (number[:, None] < reader)
-        age = (reader - number[:, None] - 1)[..., None]  # (B, L + 1, L, 1)
-        scores = torch.where(visible[..., None], k[:, None, piece] - decay * age, NEVER)
-        itself = torch.eye(reader.shape[1], k[:, piece].shape[1], device=k.device)[..., None]
-        scores = torch.where(itself > 0, k[:, None, piece] + bonus, scores)
-        from_state = torch.where(reads == 0, total[:, None] - decay * (reader - 1), NEVER)
-        scores = torch.cat((from_state[:, :, None], scores), 2)
-        values = torch.cat((mean[:, None], v[:, piece]), 1)
+        is_token = F.pad(pos[:, piece] >= 0, (1, 0), value=True)
+        # the state stands before the tokens, as one more of their document
+        keys, values = (
+            torch.cat((total[:, None], k[:, piece]), 1),
+            torch.cat((mean[:, None], v[:, piece]), 1),
+        )
+        document, number = F.pad(pos[:, piece] == 0, (1, 0)).cumsum(1), is_token.cumsum(1)
+        # rows: the tokens, and what comes after them
+        reads = torch.cat((document[:, 1:], document[:, -1:]), 1)[:, :, None]
+        age = torch.cat((number[:, 1:], number[:, -1:] + 1), 1)[:, :, None] - number[:, None] - 1
+        visible = (reads == document[:, None]) & is_token[:, None] & (age >= 0)
+        age, itself = (
+            age[..., None],
+            torch.eye(keys.shape[1], device=k.device).roll(1, 1)[..., None],
+        )
+        scores = torch.where(visible[..., None], keys[:, None] - decay * age, NEVER)
+        itself[-1] = 0
+        scores = torch.where(itself > 0, keys[:, None] + bonus, scores)
         result = (scores.softmax(2) * values[:, None]).sum(2)
         means.append(result[:, :-1])
         total, mean = scores[:, -1].logsumexp(1), result[:, -1]

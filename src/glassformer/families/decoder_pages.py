@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 from ..core.config import serial
@@ -210,9 +210,22 @@ def with_masks(model: M, masks: Sequence[MaskRule]) -> M:
     )
 
 
+def layer_at(block: Any, slot: str) -> Any:
+    """What a block has at the dotted path ``slot``."""
+    return reduce(getattr, slot.split("."), block)
+
+
+def with_layer(block: Any, slot: str, layer: Any) -> Any:
+    """The block with this layer at the dotted path ``slot``."""
+    outer, _, inner = slot.partition(".")
+    return replace(
+        block, **{outer: with_layer(getattr(block, outer), inner, layer) if inner else layer}
+    )
+
+
 def first_layer(model: Any, usual: Any, slot: str = "attention") -> Any:
     """The first layer in a slot that is of the type of ``usual``; that where there is none."""
-    layers = (getattr(block, slot) for block in blocks_of(model))
+    layers = (layer_at(block, slot) for block in blocks_of(model))
     return next((layer for layer in layers if isinstance(layer, type(usual))), usual)
 
 
@@ -337,7 +350,7 @@ def variant(
     absent: Settings | None = None,
     **places: str | Key,
 ) -> Section:
-    """Blocks with another layer in a ``slot`` than the first block has, where ``choice`` says so.
+    """Blocks with another layer at the path ``slot`` than the first block has, where ``choice`` says so.
 
     ``places`` are the words of that layer, as ``layer_keys`` has them; ``make`` has what the slot
     holds otherwise, and makes the template. ``missing`` refuses a model without such a block;
@@ -347,18 +360,18 @@ def variant(
     entries = layer_keys(template, **places)
 
     def decode(raw: ConfigReader, model: Any) -> Any:
-        usual = getattr(first_block(model), slot)
+        usual = layer_at(first_block(model), slot)
         chosen = choice.decode(raw, stack(model).depth)
         if not any(chosen):
             return model
         layer = read_keys(raw, make(raw, usual) or template, entries)
         pairs = zip(blocks_of(model), chosen, strict=True)
         return with_blocks(
-            model, [replace(block, **{slot: layer}) if is_it else block for block, is_it in pairs]
+            model, [with_layer(block, slot, layer) if is_it else block for block, is_it in pairs]
         )
 
     def encode(model: Any) -> Settings:
-        layers = [getattr(block, slot) for block in blocks_of(model)]
+        layers = [layer_at(block, slot) for block in blocks_of(model)]
         chosen = [isinstance(layer, type(template)) for layer in layers]
         need(any(chosen) or not missing, missing)
         raw = write_keys(first_layer(model, template, slot), entries)

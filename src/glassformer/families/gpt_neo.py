@@ -3,29 +3,26 @@ scores are not scaled."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.config import (
     MLP,
     Attention,
     Block,
-    Decoder,
-    Full,
     LayerNorm,
     Learned,
-    Model,
     Window,
 )
 from . import gpt2
-from .decoder_pages import blocks_of, decoder, slides, window_size, with_masks
-from .keys import MOST_BLOCKS, MOST_POSITIONS, Section
+from .decoder_pages import LayerChoice, decoder, variant
+from .keys import MOST_BLOCKS
 from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
-def _masks(raw: ConfigReader, model: Decoder) -> Decoder:
+def _slide(raw: ConfigReader, depth: int) -> list[bool]:
     """``attention_types``: groups of kinds, and how many times each repeats."""
     groups = raw.value("attention_types", [[["global", "local"], 12]])
-    depth = len(blocks_of(model))
     spread = _is_grouped(groups)
     kinds = [kind for group, times in groups for kind in group * times] if spread else []
     raw.must(
@@ -33,8 +30,7 @@ def _masks(raw: ConfigReader, model: Decoder) -> Decoder:
         "attention_types",
         f'groups such as [["global", "local"], {depth // 2}] for {depth} blocks',
     )
-    window = Window(raw.integer("window_size", 256, most=MOST_POSITIONS))
-    return with_masks(model, [window if kind == "local" else Full() for kind in kinds])
+    return [kind == "local" for kind in kinds]
 
 
 def _is_grouped(groups: Any) -> bool:
@@ -50,9 +46,8 @@ def _is_grouped(groups: Any) -> bool:
     )
 
 
-def _write_masks(model: Model) -> Settings:
-    kinds = [("global", "local")[slides(block)] for block in blocks_of(model)]
-    return {"attention_types": [[kinds, 1]], "window_size": window_size(model) or 256}
+def _write_kinds(slide: Sequence[bool]) -> Settings:
+    return {"attention_types": [[[("global", "local")[is_local] for is_local in slide], 1]]}
 
 
 WORDS = gpt2.words(
@@ -61,7 +56,7 @@ WORDS = gpt2.words(
     ),
     gpt2.wide("hidden_size", "intermediate_size"),
     gpt2.length("max_position_embeddings", 2048),
-    Section(_masks, _write_masks),
+    variant("attention.mask", Window(256), LayerChoice(_slide, _write_kinds), window_size="size"),
     needed="hidden_size num_layers num_heads",
     dropouts="resid_dropout embed_dropout attention_dropout",
 )

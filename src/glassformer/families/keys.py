@@ -68,7 +68,7 @@ INTEGERS = {
         MOST_HEADS: "heads head_dim experts top_k state_heads state groups key_heads value_heads "
         "key_dim value_dim content_dim rope_dim",
         MOST_HIDDEN: "hidden kv_rank q_rank",
-        MOST_POSITIONS: "context length",
+        MOST_POSITIONS: "context length size original_context",
         MOST_TOKENS: "vocab",
         1 << 20: "dim segments buckets distance",
     }.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.config import MLP, Alibi, Attention, Block, LayerNorm, Model
 from . import gpt2
-from .decoder_pages import NORMS, decoder, first_block
+from .decoder_pages import NORMS, decoder, first_block, joint
 from .keys import Key, only
 from .names import Table
 from .recipe import ConfigReader, Recipe, sizes
@@ -38,8 +38,11 @@ def weights(model: Model) -> Table:
         NORMS,
         gpt2.DENSE,
         {"attn.out": "self_attention.dense"},
-        more=gpt2.fused(
-            "self_attention.query_key_value", axes="(h 3 d) c -> (3 h d) c", heads=heads
+        more=joint(
+            "self_attention.query_key_value",
+            layer=gpt2.THEIRS,
+            axes="(h 3 d) c -> (3 h d) c",
+            heads=heads,
         ),
         token="word_embeddings",
         first_norm="word_embeddings_layernorm",

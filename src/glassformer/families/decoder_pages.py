@@ -546,12 +546,38 @@ def write_scaling(scaling: RopeScaling | None) -> Settings | None:
 
 NO_NAMES: Names = {}
 OURS, THEIRS = "decoder.blocks.{i}", "model.layers.{i}"
-ATTENTION = {
-    "attn.q": "self_attn.q_proj",
-    "attn.k": "self_attn.k_proj",
-    "attn.v": "self_attn.v_proj",
-    "attn.out": "self_attn.o_proj",
-}
+QKV = "attn.q attn.k attn.v"
+
+
+def attention(file: str = "self_attn", out: str = "o_proj", place: str = "attn.") -> dict[str, str]:
+    """The names of an attention's layers, below ``file`` and after ``place``."""
+    return under(file, {**{letter: f"{letter}_proj" for letter in "qkv"}, "out": out}, place)
+
+
+def joint(
+    file: str,
+    params: str = QKV,
+    layer: str = THEIRS,
+    side: str = "decoder",
+    axes: str = "",
+    transpose: bool = False,
+    **options: Any,
+) -> tuple[NameRule, ...]:
+    """The rules of a layer of the files that computes several of ours, ``params``, together."""
+    vector = axes.replace(" c", "")  # a bias has no columns
+    return tuple(
+        NameRule(
+            f"{layer}.{file}.{end}",
+            tuple(f"{side}.blocks.{{i}}.{param}.{end}" for param in params.split()),
+            turns,
+            axes=kept,
+            **options,
+        )
+        for end, turns, kept in (("weight", transpose, axes), ("bias", False, vector))
+    )
+
+
+ATTENTION = attention()
 QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 GATED = under("mlp", PROJECTIONS, "ffn.")

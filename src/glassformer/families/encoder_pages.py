@@ -126,9 +126,9 @@ def read_pooler(raw: ConfigReader, model: Encoder, name: str, usual: bool = True
     do not say."""
     if head_of(raw):
         return model
-    flag = raw.flag("add_pooling_layer", usual)
     held = any(raw.holds(f"{path}.weight") for path in (name, name.partition(".")[2]))
-    pools = flag and (raw.weights is None or held) if usual else flag or held
+    pools = held or raw.weights is None or not usual
+    pools = pools and (raw.flag("add_pooling_layer", usual) or (held and not usual))
     return replace(model, pool=Pool("first", "tanh")) if pools else model
 
 

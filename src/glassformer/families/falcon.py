@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Model, Place, Rotary
 from ..core.errors import need
 from . import gpt2
-from .decoder_pages import blocks_of, decoder, first_block, with_blocks, words
+from .decoder_pages import blocks_of, decoder, first_block, joint, with_blocks, words
 from .keys import Section, only
 from .names import Table
 from .recipe import ConfigReader, Recipe, Settings, sizes
@@ -90,7 +90,7 @@ def weights(model: Model) -> Table:
             "attn.out": "self_attention.dense",
         },
         token="word_embeddings",
-        more=gpt2.fused("self_attention.query_key_value", groups=_kv_heads(model)),
+        more=joint("self_attention.query_key_value", layer=gpt2.THEIRS, groups=_kv_heads(model)),
     )
 
 

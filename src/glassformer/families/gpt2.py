@@ -3,7 +3,6 @@ GELU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,9 +19,9 @@ from ..core.config import (
 )
 from ..core.errors import need
 from . import decoder_pages
-from .decoder_pages import OURS, first_block
+from .decoder_pages import first_block, joint
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
-from .names import NameRule, Names, Table
+from .names import Names, Table
 from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
@@ -112,28 +111,6 @@ MATRICES = {"attn.out": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_
 DENSE = {"ffn.up": "mlp.dense_h_to_4h", "ffn.down": "mlp.dense_4h_to_h"}
 
 
-def fused(
-    file_name: str,
-    params: Sequence[str] = ("q", "k", "v"),
-    layer: str = THEIRS,
-    transpose: bool = False,
-    axes: str = "",
-    heads: int = 1,
-    groups: int = 1,
-) -> tuple[NameRule, NameRule]:
-    """The rules of a layer that computes queries, keys and values together."""
-    weights, biases = (
-        tuple(f"{OURS}.attn.{name}.{end}" for name in params) for end in ("weight", "bias")
-    )
-    vector = axes.replace(" c", "")  # a bias has no columns
-    return (
-        NameRule(
-            f"{layer}.{file_name}.weight", weights, transpose, axes=axes, heads=heads, groups=groups
-        ),
-        NameRule(f"{layer}.{file_name}.bias", biases, axes=vector, heads=heads, groups=groups),
-    )
-
-
 MASKS = (
     *(f"attn.{name}" for name in ("bias", "masked_bias", "causal_mask")),
     *(f"attn.attention.{name}" for name in ("bias", "masked_bias")),
@@ -165,7 +142,7 @@ def table(
     )
 
 
-TABLE = table(NORMS, turned=MATRICES, more=fused("attn.c_attn", transpose=True))
+TABLE = table(NORMS, turned=MATRICES, more=joint("attn.c_attn", layer=THEIRS, transpose=True))
 
 GPT2 = Recipe(
     name="gpt2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.config import MLP, Attention, Block, LayerNorm, Learned, Model
 from ..core.errors import need
 from . import gpt2
-from .decoder_pages import decoder, first_block
+from .decoder_pages import decoder, first_block, joint
 from .keys import Key, Section, only
 from .names import Table
 from .recipe import Recipe, Settings, sizes
@@ -44,7 +44,9 @@ WORDS = gpt2.words(
 def weights(model: Model) -> Table:
     """The table of the model's weights: where each head has keys of its own, it has all three."""
     axes = "" if _shares(model) else "(h 3 d) c -> (3 h d) c"
-    fused = gpt2.fused("attn.c_attn", axes=axes, heads=first_block(model).attention.heads)
+    fused = joint(
+        "attn.c_attn", layer=gpt2.THEIRS, axes=axes, heads=first_block(model).attention.heads
+    )
     return gpt2.table(gpt2.NORMS, gpt2.MATRICES, more=fused)
 
 

@@ -15,7 +15,7 @@ from ..core.config import (
     Window,
 )
 from . import gpt2
-from .decoder_pages import LayerChoice, decoder, variant
+from .decoder_pages import LayerChoice, attention, decoder, variant
 from .keys import MOST_BLOCKS
 from .recipe import ConfigReader, Recipe, Settings, sizes
 
@@ -84,11 +84,6 @@ GPT_NEO = Recipe(
     weights=gpt2.table(
         gpt2.NORMS,
         gpt2.MATRICES,
-        {
-            "attn.q": "attn.attention.q_proj",
-            "attn.k": "attn.attention.k_proj",
-            "attn.v": "attn.attention.v_proj",
-            "attn.out": "attn.attention.out_proj",
-        },
+        attention("attn.attention", "out_proj"),
     ),
 )

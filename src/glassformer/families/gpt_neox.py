@@ -11,6 +11,7 @@ from .decoder_pages import (
     NORMS,
     decoder,
     first_block,
+    joint,
     read_rotary,
     stack,
     turned,
@@ -61,7 +62,7 @@ LAYER = "gpt_neox.layers.{i}"
 
 def weights(model: Model) -> Table:
     """The table of the model's weights: each head's queries, keys and values lie side by side."""
-    fused = gpt2.fused(
+    fused = joint(
         "attention.query_key_value",
         layer=LAYER,
         axes="(h 3 d) c -> (3 h d) c",

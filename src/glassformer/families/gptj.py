@@ -9,7 +9,7 @@ from typing import Any
 from ..core.config import MLP, Attention, Block, Head, LayerNorm, Model, Rotary
 from ..core.errors import need
 from . import gpt2
-from .decoder_pages import decoder, first_block, stack
+from .decoder_pages import attention, decoder, first_block, joint, stack
 from .keys import MOST_HEADS, Key, Section
 from .recipe import ConfigReader, Recipe, Settings, sizes
 
@@ -56,12 +56,7 @@ GPTJ = Recipe(
     family="GPTJ",
     weights=gpt2.table(
         LAYERS,
-        {
-            "attn.q": "attn.q_proj",
-            "attn.k": "attn.k_proj",
-            "attn.v": "attn.v_proj",
-            "attn.out": "attn.out_proj",
-        },
+        attention("attn", "out_proj"),
     ),
 )
 
@@ -91,6 +86,11 @@ CODEGEN = Recipe(
         LAYERS,
         {"attn.out": "attn.out_proj"},
         # four pieces, each with its queries, values and keys
-        more=gpt2.fused("attn.qkv_proj", "qvk", axes="(4 3 d) c -> (3 4 d) c"),
+        more=joint(
+            "attn.qkv_proj",
+            "attn.q attn.v attn.k",
+            layer=gpt2.THEIRS,
+            axes="(4 3 d) c -> (3 4 d) c",
+        ),
     ),
 )

@@ -18,11 +18,11 @@ from .decoder_pages import (
     ATTENTION,
     GATE_UP,
     NORMS,
-    OURS,
     THEIRS,
     LayerChoice,
     counted,
     decoder,
+    joint,
     listed,
     read_rotary,
     table,
@@ -93,14 +93,11 @@ WORDS = words(
     shared_intermediate_size=(1024, "feedforward.hidden"),
 )
 
-_FFN = f"{OURS}.ffn"
 SHARED = [
-    NameRule(f"{THEIRS}.shared_mlp.{name}.weight", layers)
-    for at in (_FFN, f"{_FFN}.shared")
-    for name, layers in (
-        ("input_linear", (f"{at}.gate.weight", f"{at}.up.weight")),
-        ("output_linear", (f"{at}.down.weight",)),
-    )
+    rule
+    for at in ("ffn", "ffn.shared")
+    for name, params in (("input", f"{at}.gate {at}.up"), ("output", f"{at}.down"))
+    for rule in joint(f"shared_mlp.{name}_linear", params)
 ]
 GRANITEMOEHYBRID = Recipe(
     name="granitemoehybrid",

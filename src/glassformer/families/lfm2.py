@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
-from .decoder_pages import decoder, listed, numbers, read_numbers, rotary, table, variant, words
+from .decoder_pages import (
+    attention,
+    decoder,
+    listed,
+    numbers,
+    read_numbers,
+    rotary,
+    table,
+    variant,
+    words,
+)
 from .keys import MOST_HIDDEN, Key, Section
 from .mixers import ShortConv
 from .recipe import ConfigReader, Recipe, Settings, sizes
@@ -77,10 +87,7 @@ LFM2 = Recipe(
     family="Lfm2",
     weights=table(
         {
-            "attn.q": "self_attn.q_proj",
-            "attn.k": "self_attn.k_proj",
-            "attn.v": "self_attn.v_proj",
-            "attn.out": "self_attn.out_proj",
+            **attention(out="out_proj"),
             "attn.q_norm": "self_attn.q_layernorm",
             "attn.k_norm": "self_attn.k_layernorm",
             "attn.in_proj": "conv.in_proj",

@@ -11,7 +11,16 @@ from ..core.config.model import Attention, Block, Encoder
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Rotary
 from . import decoder_pages
-from .decoder_pages import THEIRS, M, blocks_of, rotary_of, slides, stack, words, write_scheme
+from .decoder_pages import (
+    M,
+    blocks_of,
+    joint,
+    rotary_of,
+    slides,
+    stack,
+    words,
+    write_scheme,
+)
 from .encoder_pages import (
     HEADS,
     encoder,
@@ -20,7 +29,7 @@ from .encoder_pages import (
 )
 from .keys import MOST_POSITIONS, Key, Section, key, only
 from .mechanisms import FirstBlock
-from .names import NameRule, Table
+from .names import Table
 from .recipe import ConfigReader, Recipe, Settings, sizes
 
 LOCAL, GLOBAL = 10_000.0, 160_000.0  # theta of blocks with a window, and of the others
@@ -126,12 +135,10 @@ _LAYER = {
     "ffn_norm": "mlp_norm",
     "ffn.down": "mlp.Wo",
 }
-_JOINT = {"attn.Wqkv": ("attn.q", "attn.k", "attn.v"), "mlp.Wi": ("ffn.gate", "ffn.up")}
-_FUSED = [
-    NameRule(f"{THEIRS}.{name}.{end}", tuple(f"encoder.blocks.{{i}}.{x}.{end}" for x in layers))
-    for name, layers in _JOINT.items()
-    for end in ("weight", "bias")
-]
+_FUSED = (
+    *joint("attn.Wqkv", side="encoder"),
+    *joint("mlp.Wi", "ffn.gate ffn.up", side="encoder"),
+)
 
 
 def table(model: Encoder) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.config import MLP, Alibi, Attention, Block, LayerNorm
 from . import gpt2
-from .decoder_pages import decoder
+from .decoder_pages import decoder, joint
 from .keys import Section, keys, only, read_keys, write_keys
 from .recipe import ConfigReader, Recipe, sizes
 
@@ -69,6 +69,6 @@ MPT = Recipe(
         },
         layer=BLOCKS,
         last_norm="norm_f",
-        more=gpt2.fused("attn.Wqkv", layer=BLOCKS),
+        more=joint("attn.Wqkv", layer=BLOCKS),
     ),
 )

@@ -12,7 +12,7 @@ from ..core.config.norm import LayerNorm
 from ..core.config.position import Rotary
 from . import encoder_pages
 from .bert import SHARED
-from .decoder_pages import rotary, write_rope_table
+from .decoder_pages import joint, rotary, write_rope_table
 from .encoder_pages import (
     LABELS,
     MASKED,
@@ -94,11 +94,10 @@ _LAYER = {
 
 def table(model: Encoder) -> Table:
     """The names of the weights, queries, keys and values in one; labels by the head."""
-    qkv = tuple(f"encoder.blocks.{{i}}.attn.{name}.weight" for name in "qkv")
     inside = (
         NameRule(f"{ROOT}.embeddings.word_embeddings.weight", "embed.token.weight"),
         NameRule(f"{ROOT}.embeddings.token_type_embeddings.weight", "embed.segment.weight"),
-        NameRule(f"{BLOCKS}.{{i}}.attn.Wqkv.weight", qkv),
+        *joint("attn.Wqkv", layer=f"{BLOCKS}.{{i}}", side="encoder"),
         *rules({f"{ROOT}.emb_ln": "encoder.first_norm"}),
         *blocks(BLOCKS, _LAYER),
     )

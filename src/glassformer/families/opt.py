@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Learned, Model
 from ..core.errors import need
-from .decoder_pages import decoder, first_block, stack, table
+from .decoder_pages import attention, decoder, first_block, stack, table
 from .keys import ConfigWords, Section, key, keys, only
 from .recipe import ConfigReader, Recipe, Settings, sizes
 
@@ -54,10 +54,7 @@ WORDS = ConfigWords(
 )
 
 _LAYERS = {
-    "attn.q": "self_attn.q_proj",
-    "attn.k": "self_attn.k_proj",
-    "attn.v": "self_attn.v_proj",
-    "attn.out": "self_attn.out_proj",
+    **attention(out="out_proj"),
     "attn_norm": "self_attn_layer_norm",
     "ffn_norm": "final_layer_norm",
     "ffn.up": "fc1",

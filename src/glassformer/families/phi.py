@@ -22,16 +22,14 @@ from .decoder_pages import (
     ATTENTION,
     LONGROPE,
     NORMS,
-    OURS,
-    THEIRS,
     decoder,
+    joint,
     rotary,
     table,
     window,
     words,
 )
 from .keys import Key, Section
-from .names import NameRule
 from .recipe import ConfigReader, Recipe, Settings, sizes
 
 DROPOUTS = "resid_pdrop embd_pdrop attention_dropout"  # the residual's is the stack's
@@ -121,7 +119,6 @@ WORDS3 = words(
     rms_norm_eps=1e-5,
 )
 
-_ATTN, _FFN = f"{OURS}.attn", f"{OURS}.ffn"
 
 PHI3 = Recipe(
     name="phi3",
@@ -141,14 +138,6 @@ PHI3 = Recipe(
     weights=table(
         {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj"},
         NORMS,
-        more=(
-            NameRule(
-                f"{THEIRS}.self_attn.qkv_proj.weight",
-                (f"{_ATTN}.q.weight", f"{_ATTN}.k.weight", f"{_ATTN}.v.weight"),
-            ),
-            NameRule(
-                f"{THEIRS}.mlp.gate_up_proj.weight", (f"{_FFN}.gate.weight", f"{_FFN}.up.weight")
-            ),
-        ),
+        more=(*joint("self_attn.qkv_proj"), *joint("mlp.gate_up_proj", "ffn.gate ffn.up")),
     ),
 )

@@ -43,7 +43,8 @@ def _one_vocabulary(raw: ConfigReader) -> None:
 def _write_shared(model: Model) -> Settings:
     """What all share; the head's bias is a word of ours, and the files of most have one."""
     words = ("tie_word_embeddings", "share_encoder_decoder_embeddings")
-    return dict.fromkeys(words, True)
+    bias = {} if model.head and model.head.bias else {"head_bias": False}
+    return {**dict.fromkeys(words, True), **bias}
 
 
 KEYS = (
@@ -56,7 +57,8 @@ KEYS = (
     *BOTH_SIDES,
     scale_key(False),
     # head_bias is a word of our own
-    *keys(activation_function="gelu", head_bias=(True, "head.bias")),
+    *keys(activation_function="gelu"),
+    Key("", "head.bias", lambda raw: raw.flag("head_bias", True)),
     Key("", "", _one_vocabulary),
 )
 

@@ -46,6 +46,7 @@ from .led import LED
 from .lfm2 import LFM2
 from .llama import LLAMA
 from .llama4 import LLAMA4
+from .longformer_page import LONGFORMER
 from .mamba2 import MAMBA2
 from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
@@ -139,6 +140,7 @@ ENCODERS = (
     ESM,
     DEBERTA,
     DEBERTA_V2,
+    LONGFORMER,
 )
 PAIRS = (T5, MT5, UMT5, VASWANI, BART, MBART, M2M_100, PEGASUS, LED)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}

@@ -43,13 +43,11 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
 
 def write_windows(model: Model) -> Settings:
     """Settings of windows and global tokens."""
-    # a tokenizer's follows, where there is one; theirs fills windows with it
-    raw: Settings = {"pad_token_id": 1}
     encoder = stacks(model)["encoder"]
     attentions: list[Any] = [encoder.block(i).attention for i in range(encoder.depth)]
     windows = [getattr(mixer, "mask", None) for mixer in attentions]
     sizes = [getattr(mask, "rules", (mask,))[0] for mask in windows]
-    raw["attention_window"] = [2 * getattr(window, "size", 1) - 2 for window in sizes]
+    raw: Settings = {"attention_window": [2 * getattr(window, "size", 1) - 2 for window in sizes]}
     count = getattr(attentions[0], "global_tokens", 0)
     return {**raw, "global_tokens": count} if count else raw
 
@@ -73,9 +71,14 @@ WORDS = ConfigWords(
         max_decoder_position_embeddings=(1024, "decoder.position.length"),
         without="max_position_embeddings scale_embedding",
     ),
-    [*BART.sections, Section(read_windows, write_windows)],
+    [
+        *BART.sections,
+        Section(read_windows, write_windows),
+        # a tokenizer's follows, where there is one; theirs fills windows with it
+        Section(encode=lambda model: {"pad_token_id": 1}),
+    ],
 )
-_WORDS = {"q": "query", "k": "key", "v": "value"}
+WORDS_OF = {"q": "query", "k": "key", "v": "value"}
 
 
 def _theirs(name: str) -> str:
@@ -83,7 +86,7 @@ def _theirs(name: str) -> str:
     name = f"led.{name[6:]}" if name.startswith("model.") else name
     if ".encoder." not in name:
         return name
-    for letter, word in _WORDS.items():
+    for letter, word in WORDS_OF.items():
         name = name.replace(f"self_attn.{letter}_proj", f"self_attn.longformer_self_attn.{word}")
     return name.replace("self_attn.out_proj", "self_attn.output")
 
@@ -99,7 +102,7 @@ def table(model: Model) -> Table:
             param_names=str(rule.param_names).replace(f".{letter}.", f".{letter}_global."),
         )
         for rule in rules
-        for letter, word in _WORDS.items()
+        for letter, word in WORDS_OF.items()
         if f"longformer_self_attn.{word}." in rule.file_name
     ]
     return replace(

@@ -211,7 +211,7 @@ def with_masks(model: M, masks: Sequence[MaskRule]) -> M:
 
 
 def layer_at(block: Any, slot: str) -> Any:
-    """What a block has at the dotted path ``slot``."""
+    """The layer at the dotted path ``slot`` of a block."""
     return reduce(getattr, slot.split("."), block)
 
 

@@ -41,7 +41,7 @@ def _one_vocabulary(raw: ConfigReader) -> None:
 
 
 def _write_shared(model: Model) -> Settings:
-    """What all share; the head's bias is a word of ours, and the files of most have one."""
+    """The words of tables that all share, and a word of ours for a head without a bias."""
     words = ("tie_word_embeddings", "share_encoder_decoder_embeddings")
     bias = {} if model.head and model.head.bias else {"head_bias": False}
     return {**dict.fromkeys(words, True), **bias}

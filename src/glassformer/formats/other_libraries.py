@@ -25,7 +25,7 @@ from ..core.config.norm import LayerNorm, Norm, RMSNorm
 from ..core.config.position import Learned, Rotary
 from ..core.errors import UserError, need
 from ..families import gpt2
-from ..families.keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS, act_name
+from ..families.keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS
 from ..families.names import NameRule, Table, rules
 from ..families.recipe import ConfigReader
 
@@ -83,7 +83,6 @@ GPT = Table(
 def _read_gpt(
     tensors: Tensors, stated: Settings, source: str, mini: bool
 ) -> tuple[Model, Table, Tensors]:
-    act: Activation = "gelu_tanh" if mini else "gelu"
     sizes = _sizes(
         tensors,
         vocab_size=("transformer.wte.weight", 0),
@@ -102,7 +101,7 @@ def _read_gpt(
         n_layer=depth,
         n_head=heads,
         vocab_size=vocab,
-        activation_function=act_name(act),
+        activation_function="gelu_new" if mini else "gelu",
         bias="transformer.ln_f.bias" in tensors,
     )
     length, dropout = raw.integer("block_size"), raw.number("dropout", 0.0, most=0.99)

@@ -46,8 +46,9 @@ class Attention(TracedModule):
         self.out = linear(width, dim, cfg.bias if cfg.out_bias is None else cfg.out_bias)
         self.whole_norm = cfg.qk_norm_whole
         sizes = (width, kv_width) if self.whole_norm else (self.head_dim, self.head_dim)
-        norms = (build(cfg.qk_norm, size) if cfg.qk_norm else None for size in sizes)
-        self.q_norm, self.k_norm = norms
+        self.q_norm, self.k_norm = (
+            build(cfg.qk_norm, size) if cfg.qk_norm else None for size in sizes
+        )
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
         """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: its cache."""

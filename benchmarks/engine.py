@@ -272,7 +272,20 @@ def shaped(name: str, depth: int) -> Any:
     """The configs of --model: a Llama of 1.1 B at 22 layers, GPT-2 of 124 M."""
     from glassformer.families import find, llama
 
-    return find("gpt2/124m") if name == "gpt2" else llama.llama2(2048, depth, 32, 4, 5632)
+    return (
+        find("gpt2/124m")
+        if name == "gpt2"
+        else llama.WORDS.model(
+            hidden_size=2048,
+            num_hidden_layers=depth,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            intermediate_size=5632,
+            vocab_size=32_000,
+            max_position_embeddings=4096,
+            rms_norm_eps=1e-5,
+        )
+    )
 
 
 def decoding(args: argparse.Namespace) -> Iterator[str]:

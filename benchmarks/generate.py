@@ -111,9 +111,22 @@ def agreement(actual: object, reference: object) -> str:
 
 def shape(name: str) -> Any:
     """The config of a model by its name here."""
-    from glassformer.families import gpt2, llama
+    from glassformer.families import find, llama
 
-    return gpt2.gpt2(768, 12, 12) if name == "gpt2" else llama.llama2(2048, 22, 32, 4, 5632)
+    return (
+        find("gpt2/124m")
+        if name == "gpt2"
+        else llama.WORDS.model(
+            hidden_size=2048,
+            num_hidden_layers=22,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            intermediate_size=5632,
+            vocab_size=32_000,
+            max_position_embeddings=4096,
+            rms_norm_eps=1e-5,
+        )
+    )
 
 
 def saved(name: str, dtype: Any, folder: Path) -> Path:

@@ -145,7 +145,19 @@ def make(folder: Path, depth: int, words: str) -> None:
     from glassformer.formats import gguf, pretrained
 
     model, words_of = (
-        build_model(llama.llama2(2048, depth, 32, 4, 5632), seed=0).bfloat16(),
+        build_model(
+            llama.WORDS.model(
+                hidden_size=2048,
+                num_hidden_layers=depth,
+                num_attention_heads=32,
+                num_key_value_heads=4,
+                intermediate_size=5632,
+                vocab_size=32_000,
+                max_position_embeddings=4096,
+                rms_norm_eps=1e-5,
+            ),
+            seed=0,
+        ).bfloat16(),
         pretrained.find(words),
     )
     glassformer.save(model, folder / "model", words_of)

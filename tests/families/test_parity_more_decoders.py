@@ -219,6 +219,7 @@ def test_defaults_are_those_of_transformers(family):
                 ({"num_ln_in_parallel_attn": 2}, '"num_ln_in_parallel_attn" is 2'),
                 ({"num_kv_heads": 8}, '"num_kv_heads" is 8'),
             ],
+            "olmo2/1b": [({"attention_dropout": 0.1}, '"attention_dropout" is 0.1')],
             "olmo3/7b": [
                 ({"rope_parameters": None, "rope_theta": 1e4}, "every OLMo 3 has that of 500,000"),
             ],

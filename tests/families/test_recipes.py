@@ -58,6 +58,7 @@ def test_every_size_survives_json_and_its_own_layout(name):
         "electra/small-generator",
         "modernbert/base",
         "mpnet/base",
+        "longformer/base-4096",
         "albert/base",
         "esm/2-8m",
         "deberta/base",

@@ -46,6 +46,7 @@ from .led import LED
 from .lfm2 import LFM2
 from .llama import LLAMA
 from .llama4 import LLAMA4
+from .longformer_page import LONGFORMER
 from .mamba2 import MAMBA2
 from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
@@ -139,6 +140,7 @@ ENCODERS = (
     ESM,
     DEBERTA,
     DEBERTA_V2,
+    LONGFORMER,
 )
 PAIRS = (T5, MT5, UMT5, VASWANI, BART, MBART, M2M_100, PEGASUS, LED)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
@@ -193,7 +195,8 @@ def find(name: str) -> config.Model:
     if recipe in RECIPES:
         sizes = RECIPES[recipe].sizes
         if size in sizes:
-            return sizes[size]
+            model: config.Model = sizes[size]
+            return model
         offered = ", ".join(f"{recipe}/{size}" for size in sizes)
         raise UserError(f'There is no recipe "{name}"; {recipe} comes as {offered}.')
     raise UserError(
@@ -248,10 +251,10 @@ def read_config(
     table = ConfigReader(raw, source, weights)
     table.only("quantization_config", None, "quantised weights are not read here")
     try:
-        model = recipe.read_config(table)
+        model = recipe.read(table)
         sees = {config.Decoder: True, config.Encoder: False}.get(type(model))
         table.only("is_causal", sees, "the family says which tokens see which")
-        return recipe, sentences.read_config(table, model)
+        return recipe, model
     except UserError as error:
         text = str(error)
         raise UserError(text if text.startswith(source) else f"{source}: {text}") from None
@@ -292,7 +295,7 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, Setting
     model, beside = sentences.write_config(model)
     undropped = None
     for recipe in sorted(layouts, key=lambda recipe: recipe.name != family):
-        shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
+        shaped = any(isinstance(model, type(example)) for example in recipe.examples)
         if recipe.read_config is None or recipe.write_config is None or not shaped:
             continue
         try:

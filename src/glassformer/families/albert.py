@@ -3,57 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from ..core.config.embed_head import Embed
-from ..core.config.feedforward import MLP
-from ..core.config.model import Encoder, embed_dim, stacks
+from ..core.config.model import Encoder, embed_dim
 from ..core.config.pool import Pool
 from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
-from .bert import PRETRAINING, bert
+from .bert import PRETRAINING, TRUNK
 from .encoder_pages import (
     HEADS,
     embeddings,
+    ends,
     head_of,
-    label_layers,
-    read_heads,
     words_head,
-    write_heads,
 )
 from .keys import ConfigWords, Section, key, only, revise
 from .mechanisms import LoopedStack
-from .names import Table
-from .recipe import ConfigReader, Recipe, Settings
+from .names import Table, rules
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 DROPOUT = "classifier_dropout_prob"
-
-
-def albert(dim: int, depth: int, heads: int) -> Encoder:
-    """The shape of ALBERT's second version, for words under masks; 512 positions."""
-    model = bert(dim, depth, heads)
-    stack = LoopedStack(**vars(stacks(model)["encoder"]) | {"dropout": 0.0})
-    (block,) = stack.pattern
-    block = replace(block, feedforward=MLP(4 * dim, "gelu_tanh", bias=True))
-    embed = Embed(30_000, segments=2, dim=128)
-    stack = replace(stack, pattern=(block,))
-    model = replace(model, embed=embed, encoder=stack, head=None, pool=None)
-    return replace(model, head=words_head(model))
+ENDS = ends("Albert", "albert.pooler", dropout=DROPOUT, usual=0.1)
+STACK: Any = LoopedStack(**vars(TRUNK.encoder))
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     """The model with the ends that its architecture names."""
     apart = embed_dim(model) != model.dim
     raw.must(apart, "embedding_size", "another than hidden_size, for a layer lies between")
-    head, dropout = head_of(raw), raw.number(DROPOUT, 0.1, most=0.99)
-    if head == PRETRAINING:
+    if head_of(raw) == PRETRAINING:
+        dropout = raw.number(DROPOUT, 0.1, most=0.99)
         words = replace(words_head(model), tied=raw.flag("tie_word_embeddings", True))
         return replace(model, head=words, pool=Pool("first", "tanh", 2, dropout))
-    model = read_heads(raw, model, "tanh", dropout=dropout)
-    bare = not head and raw.flag("add_pooling_layer", True)
-    bare = bare and (
-        raw.weights is None or any(map(raw.holds, ("pooler.weight", f"{POOLER}.weight")))
-    )
-    return replace(model, pool=Pool("first", "tanh")) if bare else model
+    model = ENDS.decode(raw, model)
+    return model
 
 
 def write_ends(model: Encoder) -> Settings:
@@ -61,11 +44,11 @@ def write_ends(model: Encoder) -> Settings:
     if model.head is not None and model.pool is not None:
         tied = {"tie_word_embeddings": model.head.tied}
         return {"architectures": [f"AlbertFor{PRETRAINING}"], DROPOUT: model.pool.dropout} | tied
-    return write_heads(model, "Albert", DROPOUT)
+    return ENDS.encode(model)
 
 
 WORDS = ConfigWords(
-    replace(albert(128, 1, 2), head=None),
+    replace(TRUNK, encoder=STACK),
     revise(
         BERT_KEYS,
         only("num_hidden_groups", 1, "all blocks of an ALBERT here share one group of weights"),
@@ -97,21 +80,27 @@ def table(model: Encoder) -> Table:
     labels = {NEXT if model.head else "classifier": "pool.proj", POOLER: "pool.transform"}
     block = {f"{_BLOCK}.{name}": f"encoder.blocks.0.{place}" for name, place in _LAYER.items()}
     mapping = {"albert.encoder.embedding_hidden_mapping_in": "encoder.project"}
-    names, unread = (f"{HEAD}.dense", f"{HEAD}.LayerNorm"), (POOLER, NEXT)
-    layers = {**block, **mapping, **label_layers(model, labels)}
-    return encoder_pages.table(model, "albert", HEAD, names, embeddings("albert"), layers, unread)
+    names = ("dense", "LayerNorm")
+    inside = (*embeddings("albert"), *rules({**block, **mapping}))
+    unread = (POOLER, NEXT)
+    return encoder_pages.table(model, "albert", HEAD, inside, labels, unread, transform=names)
 
 
 ALBERT = Recipe(
     name="albert",
     paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised Learning of Language "
     "Representations (arXiv 1909.11942)",
-    sizes={
-        "base": albert(768, 12, 12),
-        "large": albert(1024, 24, 16),
-        "xlarge": albert(2048, 24, 16),
-        "xxlarge": albert(4096, 12, 64),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size
+        base    768  12 12 3072
+        large   1024 24 16 4096
+        xlarge  2048 24 16 8192
+        xxlarge 4096 12 64 16384
+        """,
+        vocab_size=30_000,
+        architectures=["AlbertForMaskedLM"],
+    ),
     family="Albert",
     heads=(PRETRAINING, *HEADS),
     tokenizer="albert/albert-base-v2 (SentencePiece)",

@@ -12,108 +12,82 @@ translation, where there is one. Their training may skip whole layers, which non
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
-
-from ..core.config.embed_head import Embed
-from ..core.config.feedforward import MLP, Activation
-from ..core.config.model import Attention, Block, EncoderDecoder, Model, stacks
+from ..core.config.feedforward import MLP
+from ..core.config.model import Attention, Block, Model, Place, stacks
 from ..core.config.norm import LayerNorm
-from ..core.config.position import Learned, Sinusoidal
-from .keys import Key, keys, only, read_keys, read_start, write_keys, write_start
+from ..core.config.position import Learned, Position, Sinusoidal
+from .keys import ConfigWords, Key, Section, keys, only
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe, Settings
-from .vaswani import BOTH_SIDES, pair, pair_table, scale_key
+from .pair_pages import BOTH_SIDES, held, pair_table, scale_key, start, template
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 POSITIONS = "model.encoder.embed_positions.weight"  # PEGASUS' sines, as its files have them
 BIAS = "final_logits_bias"
-TABLE = Learned(1024, 2)  # as long as the context
-NUMBERED = Sinusoidal(halves=True, endpoint=True, offset=2)  # one after the id of padding
 
 
-@dataclass(frozen=True)
-class Kin:
-    """The differences of a family: its ``position``, its norms ``before`` or after, whether its
-    embeddings are ``normed`` and ``scaled``; ``default_scaled``, ``default_act`` and
-    ``default_start`` are for a file that is silent."""
+def _write(model: Model) -> Settings:
+    """A word of ours for a bias of the head, which the files of most lack, and no start of a target:
+    not what theirs takes for an absent word."""
+    bias = {"head_bias": True} if model.head and model.head.bias else {}
+    return {"decoder_start_token_id": None, **bias}
 
-    position: Learned | Sinusoidal = TABLE
-    before: bool = True
-    normed: bool = True
-    scaled: bool = True
-    act: Activation = "gelu"
-    default_scaled: bool = False
-    default_act: str = "gelu"
-    default_start: int | None = None
 
-    def model(
-        self, dim: int, layers: tuple[int, int], heads: int, hidden: int, vocab: int, context: int
-    ) -> EncoderDecoder:
-        """A model of these sizes, so many ``layers`` in the encoder and in the decoder."""
-        mlp, norm = MLP(hidden, self.act, bias=True), LayerNorm()
-        return pair(
-            dim,
-            context,
-            Embed(vocab, scale=dim**0.5 if self.scaled else 1.0),
-            layers,
-            Block(Attention(heads, bias=True), mlp, norm, "pre" if self.before else "post"),
-            self._position(context),
-            first_norm=norm if self.normed else None,
-            last_norm=norm if self.before else None,
-            dropout=0.1,
-        )
-
-    def _position(self, context: int) -> Learned | Sinusoidal:
-        learned = isinstance(self.position, Learned)
-        return Learned(context, TABLE.start) if learned else self.position
-
-    @property
-    def keys(self) -> tuple[Key, ...]:
-        """The words of its config.json."""
-        return (
+def words(
+    position: Position,
+    *more: Key | Section,
+    place: Place = "pre",
+    normed: bool = False,
+    scaled: bool = False,
+    act: str = "gelu",
+    first: int | None = None,
+) -> ConfigWords:
+    """The words of a family: where its norms stand, whether its embeddings are ``normed``, and what a
+    silent file means: embeddings ``scaled``, ``act``, the ``first`` token of a target."""
+    norm = LayerNorm()
+    block = Block(Attention(1, bias=True), MLP(1, bias=True), norm, place)
+    return ConfigWords(
+        template(
+            block,
+            position,
+            first_norm=norm if normed else None,
+            last_norm=norm if place == "pre" else None,
+        ),
+        (
             only("tie_word_embeddings", True, "the head shares the embeddings' table here"),
             only("is_decoder", False, "a decoder here stands beside its encoder"),
             *BOTH_SIDES,
-            scale_key(self.default_scaled),
-            *keys(activation_function=self.default_act),
-            Key("", "head.bias", lambda raw: _held(raw, "head_bias", BIAS)),
-        )
-
-    def read_config(self, raw: ConfigReader) -> Any:
-        """Its config.json as our config."""
-        model = read_keys(raw, self.model(64, (1, 1), 1, 1, 1, 1024), self.keys)
-        position: Any = self._position(model.context)
-        if self.position == NUMBERED:
-            pad = raw.value("pad_token_id", 1)
-            raw.must(type(pad) is int and pad >= 0, "pad_token_id", "the id of a token")
-            position = replace(position, offset=pad + 1)
-        elif self.position != TABLE and _held(raw, "learned_positions", POSITIONS):
-            position = Learned(model.context)
-        sides: Settings = {
-            name: replace(stack, position=position) for name, stack in stacks(model).items()
-        }
-        return replace(model, **sides, start=read_start(raw, self.default_start))
-
-    def write_config(self, model: Model) -> Settings:
-        """Our config as its config.json, as far as that can say it."""
-        position = stacks(model)["encoder"].position
-        unknown = {"decoder_start_token_id": None}  # not what theirs takes for an absent word
-        raw = {**write_keys(model, self.keys), **unknown, **write_start(model), **bias(model)}
-        if isinstance(position, Learned) and self.position != TABLE:
-            raw["learned_positions"] = True
-        offset = getattr(position, "offset", 0)
-        return {**raw, "pad_token_id": offset - 1} if offset else raw
+            scale_key(scaled),
+            *keys(activation_function=act),
+            Key("", "head.bias", lambda raw: held(raw, "head_bias", BIAS)),
+            *(key for key in more if isinstance(key, Key)),
+        ),
+        [
+            *(section for section in more if isinstance(section, Section)),
+            Section(encode=_write),
+            start(first),
+        ],
+    )
 
 
-def _held(raw: ConfigReader, word: str, *names: str) -> bool:
-    """True where the files hold weights that they may lack; a ``word`` of ours says it alone."""
-    stated: bool = raw.flag(word, False)
-    return stated if raw.weights is None else any(map(raw.holds, names))
+def _after_padding(raw: ConfigReader) -> int:
+    pad = raw.value("pad_token_id", 1)
+    raw.must(type(pad) is int and pad >= 0, "pad_token_id", "the id of a token")
+    return int(pad) + 1
 
 
-def bias(model: Model) -> Settings:
-    """A word of ours for a bias of the head, which the files of most lack."""
-    return {"head_bias": True} if model.head and model.head.bias else {}
+def _sines_or_table(raw: ConfigReader) -> Position:
+    learned = held(raw, "learned_positions", POSITIONS)
+    return Learned(raw.integer("max_position_embeddings", 1024)) if learned else SINES
+
+
+def _write_learned(model: Model) -> Settings:
+    learned = isinstance(stacks(model)["encoder"].position, Learned)
+    return {"learned_positions": True} if learned else {}
+
+
+TABLE, SINES = Learned(64, 2), Sinusoidal(halves=True)
+NUMBERED = Sinusoidal(halves=True, endpoint=True)  # one after the id of padding
+OFFSET = Key("pad_token_id", "position.offset", _after_padding, lambda offset: offset - 1)
 
 
 def table(model: Model) -> Table:
@@ -129,68 +103,97 @@ def table(model: Model) -> Table:
     return pair_table(*rules(layers), *learned, sines=not learned, prefix="model.")
 
 
-def recipe(name: str, family: str, kin: Kin, paper: str, tokenizer: str, **sizes: Any) -> Recipe:
-    """The recipe of a family, its sizes with - for _."""
-    shapes = {size.replace("_", "-"): kin.model(*shape) for size, shape in sizes.items()}
-    return Recipe(
-        name=name.replace("_", "-"),
-        paper=paper,
-        sizes=shapes,
-        architectures=(f"{family}ForConditionalGeneration", f"{family}Model"),
-        model_type=name,
-        tokenizer=tokenizer,
-        read_config=kin.read_config,
-        write_config=kin.write_config,
-        weights=table,
-        fixed=("pad_token_id",) if kin.position == NUMBERED else (),
-    )
+def ends(family: str) -> tuple[str, str]:
+    """The classes of a family in transformers."""
+    return f"{family}ForConditionalGeneration", f"{family}Model"
 
 
-_LARGE = 1024, (12, 12), 16, 4096
-BART = recipe(
-    "bart",
-    "Bart",
-    Kin(before=False, scaled=False, default_start=2),
-    "Lewis et al. 2020, BART: Denoising Sequence-to-Sequence Pre-training (arXiv 1910.13461)",
-    "facebook/bart-base (byte-level BPE)",
-    base=(768, (6, 6), 12, 3072, 50_265, 1024),
-    large=(*_LARGE, 50_265, 1024),
-    large_cnn=(*_LARGE, 50_264, 1024),
-    distil_cnn_12_6=(1024, (12, 6), 16, 4096, 50_264, 1024),
-)
-MBART = recipe(
-    "mbart",
-    "MBart",
-    Kin(),
-    "Liu et al. 2020, Multilingual Denoising Pre-training (arXiv 2001.08210); Tang et al. 2020, 50 "
-    "languages",
-    "facebook/mbart-large-50 (SentencePiece)",
-    large_cc25=(*_LARGE, 250_027, 1024),
-    large_50=(*_LARGE, 250_054, 1024),
-)
-M2M_100 = recipe(
-    "m2m_100",
-    "M2M100",
-    Kin(
-        NUMBERED, normed=False, act="relu", default_scaled=True, default_act="relu", default_start=2
+BART = Recipe(
+    name="bart",
+    paper="Lewis et al. 2020, BART: Denoising Sequence-to-Sequence Pre-training (arXiv 1910.13461)",
+    sizes=sizes(
+        """
+        d_model vocab_size encoder_layers decoder_layers encoder_attention_heads \
+        decoder_attention_heads encoder_ffn_dim decoder_ffn_dim
+        base            768  50265 6 6 12 12 3072 3072
+        large           1024 50265 - - -  -  -    -
+        large-cnn       1024 50264 - - -  -  -    -
+        distil-cnn-12-6 1024 50264 - 6 -  -  -    -
+        """,
+        decoder_start_token_id=None,
     ),
-    "Fan et al. 2020, Beyond English-Centric Multilingual Machine Translation (arXiv 2010.11125); "
-    "NLLB Team 2022 (arXiv 2207.04672)",
-    "facebook/nllb-200-distilled-600M (SentencePiece)",
-    **{
-        "418m": (*_LARGE, 128_112, 1024),
-        "1.2b": (1024, (24, 24), 16, 8192, 128_112, 1024),
-        "nllb-600m": (*_LARGE, 256_206, 1024),
-        "nllb-1.3b": (1024, (24, 24), 16, 8192, 256_206, 1024),
-        "nllb-3.3b": (2048, (24, 24), 16, 8192, 256_206, 1024),
-    },
+    architectures=ends("Bart"),
+    model_type="bart",
+    tokenizer="facebook/bart-base (byte-level BPE)",
+    words=words(TABLE, place="post", normed=True, first=2),
+    weights=table,
 )
-PEGASUS = recipe(
-    "pegasus",
-    "Pegasus",
-    Kin(Sinusoidal(halves=True), normed=False, act="relu", default_start=0),
-    "Zhang et al. 2020, PEGASUS: Pre-training with Extracted Gap-sentences (arXiv 1912.08777)",
-    "google/pegasus-xsum (Unigram)",
-    large=(1024, (16, 16), 16, 4096, 96_103, 1024),
-    xsum=(1024, (16, 16), 16, 4096, 96_103, 512),
+MBART = Recipe(
+    name="mbart",
+    paper="Liu et al. 2020, Multilingual Denoising Pre-training (arXiv 2001.08210); Tang et al. 2020, 50 "
+    "languages",
+    sizes=sizes(
+        """
+        vocab_size
+        large-cc25 250027
+        large-50   250054
+        """,
+        d_model=1024,
+        scale_embedding=True,
+    ),
+    architectures=ends("MBart"),
+    model_type="mbart",
+    tokenizer="facebook/mbart-large-50 (SentencePiece)",
+    words=words(TABLE, normed=True),
+    weights=table,
+)
+M2M_100 = Recipe(
+    name="m2m-100",
+    paper="Fan et al. 2020, Beyond English-Centric Multilingual Machine Translation (arXiv 2010.11125); "
+    "NLLB Team 2022 (arXiv 2207.04672)",
+    sizes=sizes(
+        """
+        d_model vocab_size encoder_layers decoder_layers encoder_ffn_dim decoder_ffn_dim
+        418m      1024 128112 -  -  -    -
+        1.2b      1024 128112 24 24 8192 8192
+        nllb-600m 1024 256206 -  -  -    -
+        nllb-1.3b 1024 256206 24 24 8192 8192
+        nllb-3.3b 2048 256206 24 24 8192 8192
+        """,
+        decoder_start_token_id=None,
+    ),
+    architectures=ends("M2M100"),
+    model_type="m2m_100",
+    tokenizer="facebook/nllb-200-distilled-600M (SentencePiece)",
+    words=words(NUMBERED, OFFSET, scaled=True, act="relu", first=2),
+    weights=table,
+    fixed=("pad_token_id",),
+)
+PEGASUS = Recipe(
+    name="pegasus",
+    paper="Zhang et al. 2020, PEGASUS: Pre-training with Extracted Gap-sentences (arXiv 1912.08777)",
+    sizes=sizes(
+        """
+        max_position_embeddings
+        large -
+        xsum  512
+        """,
+        d_model=1024,
+        vocab_size=96_103,
+        encoder_layers=16,
+        decoder_layers=16,
+        scale_embedding=True,
+        activation_function="relu",
+        decoder_start_token_id=None,
+    ),
+    architectures=ends("Pegasus"),
+    model_type="pegasus",
+    tokenizer="google/pegasus-xsum (Unigram)",
+    words=words(
+        SINES,
+        Key("", "position", _sines_or_table),
+        Section(encode=_write_learned),
+        first=0,
+    ),
+    weights=table,
 )

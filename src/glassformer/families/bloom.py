@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from ..core.config import MLP, Alibi, Attention, Block, Decoder, Head, LayerNorm, Model
+from ..core.config import MLP, Alibi, Attention, Block, LayerNorm, Model
 from . import gpt2
-from .decoder_pages import NORMS, decoder, first_block
+from .decoder_pages import NORMS, decoder, first_block, joint
 from .keys import Key, only
 from .names import Table
-from .recipe import ConfigReader, Recipe
-
-
-def bloom(dim: int, depth: int, heads: int) -> Decoder:
-    """The shape of BLOOM: 250,880 tokens, learned from texts of 2,048."""
-    norm = LayerNorm()
-    block = Block(Attention(heads, bias=True), MLP(4 * dim, bias=True), norm)
-    return decoder(dim, depth, 2048, 250_880, block, Alibi(), Head(), first_norm=norm)
+from .recipe import ConfigReader, Recipe, sizes
 
 
 def _width(raw: ConfigReader) -> int:
@@ -23,7 +16,11 @@ def _width(raw: ConfigReader) -> int:
 
 
 WORDS = gpt2.words(
-    bloom(1024, 24, 16),
+    decoder(
+        Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()),
+        Alibi(),
+        first_norm=LayerNorm(),
+    ),
     only("apply_residual_connection_post_layernorm", False, "the stream here passes the norms by"),
     Key("hidden_size", "dim", _width),
     Key("", "feedforward.hidden", lambda raw: 4 * _width(raw)),
@@ -41,8 +38,11 @@ def weights(model: Model) -> Table:
         NORMS,
         gpt2.DENSE,
         {"attn.out": "self_attention.dense"},
-        more=gpt2.fused(
-            "self_attention.query_key_value", axes="(h 3 d) c -> (3 h d) c", heads=heads
+        more=joint(
+            "self_attention.query_key_value",
+            layer=gpt2.THEIRS,
+            axes="(h 3 d) c -> (3 h d) c",
+            heads=heads,
         ),
         token="word_embeddings",
         first_norm="word_embeddings_layernorm",
@@ -53,14 +53,18 @@ BLOOM = Recipe(
     name="bloom",
     paper="BigScience Workshop 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language "
     "Model (arXiv 2211.05100)",
-    sizes={
-        "560m": bloom(1024, 24, 16),
-        "1b1": bloom(1536, 24, 16),
-        "1b7": bloom(2048, 24, 16),
-        "3b": bloom(2560, 30, 32),
-        "7b1": bloom(4096, 30, 32),
-        "176b": bloom(14_336, 70, 112),
-    },
+    sizes=sizes(
+        """
+        hidden_size n_layer n_head
+        560m 1024  24 16
+        1b1  1536  24 16
+        1b7  2048  24 16
+        3b   2560  30 32
+        7b1  4096  30 32
+        176b 14336 70 112
+        """,
+        vocab_size=250_880,
+    ),
     tokenizer="bigscience/bloom-560m",
     words=WORDS,
     family="Bloom",

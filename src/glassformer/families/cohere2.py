@@ -7,30 +7,15 @@ from dataclasses import replace
 from ..core.config import (
     Attention,
     Block,
-    Decoder,
-    Full,
     GatedMLP,
-    Head,
     LayerNorm,
-    NoPosition,
     Rotary,
-    Window,
 )
 from .decoder_pages import ATTENTION, GATED, decoder, read_rotary, table, turned, windows, words
-from .recipe import Recipe
-
-
-def cohere2(dim: int, depth: int, heads: int, hidden: int, scale: float) -> Decoder:
-    """The shape of Command R7B: windows of 4,096 in three of four blocks, 256,000 tokens."""
-    norm = LayerNorm(bias=False)
-    block = Block(Attention(heads, 8, mask=Window(4096)), GatedMLP(hidden), norm, place="parallel")
-    full = replace(block, attention=replace(block.attention, mask=Full()), position=NoPosition())
-    position, head = Rotary(50_000.0, interleaved=True), Head(scale=scale)
-    return decoder(dim, depth, 132_096, 256_000, (block, block, block, full), position, head)
-
+from .recipe import Recipe, sizes
 
 WORDS = words(
-    cohere2(4096, 4, 32, 14_336, 0.25),
+    decoder(Block(Attention(1), GatedMLP(1), LayerNorm(bias=False), place="parallel"), Rotary()),
     turned(lambda raw: replace(read_rotary(raw), interleaved=True)),
     windows(word="sliding_window_pattern", still=True),
     without="head_dim",
@@ -45,7 +30,15 @@ COHERE2 = Recipe(
     name="cohere2",
     paper="Cohere 2024, Command R7B; Yang et al. 2025, Rope to Nope and Back Again (arXiv "
     "2501.18795)",
-    sizes={"command-r7b": cohere2(4096, 32, 32, 14_336, 0.25)},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size \
+        max_position_embeddings vocab_size
+        command-r7b 4096 32 32 8 14336 132096 256000
+        """,
+        logit_scale=0.25,
+        rope_theta=50000.0,
+    ),
     tokenizer="CohereLabs/c4ai-command-r7b-12-2024",
     words=WORDS,
     family="Cohere2",

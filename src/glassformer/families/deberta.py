@@ -11,65 +11,29 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..core.config.embed_head import Embed
 from ..core.config.model import Encoder, stacks
-from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from ..core.errors import need
 from . import encoder_pages
-from .bert import SHARED, bert
+from .bert import BLOCK, SHARED
 from .disentangled import DisentangledAttention, RelativeEmbedding
 from .encoder_pages import (
     CHOICE,
     HEADS,
     LABELS,
     LAYER,
+    encoder,
     head_of,
-    label_layers,
     moved,
     read_heads,
     trunk,
-    words_head,
     write_heads,
 )
 from .keys import MOST_POSITIONS, ConfigWords, Key, Section, key, only, revise
-from .names import NameRule, Table
-from .recipe import ConfigReader, Recipe, Settings
+from .names import NameRule, Table, rules
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 SCORES = {"c2p": "content_to_position", "p2c": "position_to_content"}
-
-
-def deberta(
-    dim: int,
-    depth: int,
-    heads: int,
-    vocab: int,
-    position: Any,
-    shared: bool = False,
-    key_bias: bool = True,
-) -> Encoder:
-    """The shape of a DeBERTa as pretrained, for words under masks; 512 positions, one segment."""
-    model, norm = bert(dim, depth, heads, vocab), LayerNorm(1e-7)
-    scale = (dim // heads * 3) ** -0.5
-    attention = DisentangledAttention(
-        heads, bias=True, out_bias=True, scale=scale, shared=shared, key_bias=key_bias
-    )
-    stack = stacks(model)["encoder"]
-    block = replace(stack.pattern[0], attention=attention, norm=norm)
-    stack = replace(stack, pattern=(block,), position=position, first_norm=norm)
-    model = replace(model, embed=Embed(vocab), encoder=stack, pool=None)
-    return replace(model, head=words_head(model))
-
-
-def deberta_v3(dim: int, depth: int, heads: int, vocab: int = 128_100) -> Encoder:
-    """The shape of version 3: 256 buckets of distances, projected as content is."""
-    position = RelativeEmbedding(norm=LayerNorm(1e-7))
-    return deberta(dim, depth, heads, vocab, position, shared=True)
-
-
-def deberta_v1(dim: int, depth: int, heads: int) -> Encoder:
-    """The shape of the first version: a vector for each of 512 distances to either side."""
-    return deberta(dim, depth, heads, 50_265, RelativeEmbedding(512, None), key_bias=False)
 
 
 def read_scores(raw: ConfigReader) -> tuple[str, ...]:
@@ -125,7 +89,7 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
         dropout = raw.number("cls_dropout", dropout, most=0.99)
     tied = {} if raw.flag("legacy", True) else {"tie_word_embeddings": True}
     raw = replace(raw, table={**raw.table, **tied})
-    return read_heads(raw, model, POOLED.parse(raw), dropout=dropout)
+    return read_heads(raw, model, POOLED.parse(raw), None, dropout)
 
 
 def write_ends(model: Encoder, family: str) -> Settings:
@@ -200,34 +164,34 @@ def table(model: Encoder) -> Table:
             NameRule(f"{inside}.in_proj.weight", qkv, groups=attention.heads),
             *(NameRule(f"{inside}.{a}", f"{param}.{b}") for a, b in _FIRST.items()),
         ]
-    layers = {
-        "deberta.encoder.LayerNorm": "encoder.position.norm",
-        "pooler.dense": "pool.transform",
-        **label_layers(model, {"classifier": "pool.proj"}),
-    }
+    trunk_rules += rules({"deberta.encoder.LayerNorm": "encoder.position.norm"})
+    pool = {"pooler.dense": "pool.transform", "classifier": "pool.proj"}
     unread = [f"mask_predictions.{name}" for name in ("dense", "LayerNorm", "classifier")]
     unread.append("deberta.embeddings.position_embeddings")
-    names = (f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm")
+    names = [f"{_WORDS}.transform.{name}" for name in ("dense", "LayerNorm")]
     newer = moved(f"{_NEW}.dense", f"{_NEW}.LayerNorm", *names)
     newer = (*newer, (f"{_NEW}.bias", f"{_WORDS}.bias"))
-    return encoder_pages.table(model, "deberta", _WORDS, names, trunk_rules, layers, unread, newer)
+    return encoder_pages.table(model, "deberta", _WORDS, trunk_rules, pool, unread, newer)
 
 
-def recipe(name: str, first: bool, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:
+def recipe(name: str, first: bool, paper: str, tokenizer: str, published: Any) -> Recipe:
     """The recipe of a version."""
     family = "Deberta" if first else "DebertaV2"
     heads = tuple(head for head in HEADS if not first or head != CHOICE)
     layers = Section(partial(read_layers, first=first), partial(write_layers, first=first))
     ends = Section(read_ends, partial(write_ends, family=family))
-    template = deberta_v1(64, 1, 1) if first else deberta_v3(64, 1, 1)
+    attention: Any = DisentangledAttention(1, bias=True, out_bias=True, key_bias=not first)
+    position: Any = RelativeEmbedding()
     return Recipe(
         name=name,
         paper=paper,
-        sizes=sizes,
+        sizes=published,
         family=family,
         heads=heads,
         tokenizer=tokenizer,
-        words=ConfigWords(replace(template, head=None), KEYS, [layers, ends]),
+        words=ConfigWords(
+            encoder(replace(BLOCK, attention=attention), position), KEYS, [layers, ends]
+        ),
         weights=table,
     )
 
@@ -237,19 +201,37 @@ DEBERTA = recipe(
     True,
     "He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention (arXiv 2006.03654)",
     "microsoft/deberta-base (byte-level BPE)",
-    base=deberta_v1(768, 12, 12),
-    large=deberta_v1(1024, 24, 16),
+    sizes(
+        """
+            hidden_size num_hidden_layers num_attention_heads intermediate_size
+            base  768  12 12 3072
+            large 1024 24 16 4096
+            """,
+        vocab_size=50_265,
+        position_biased_input=False,
+        pos_att_type=["c2p", "p2c"],
+        architectures=["DebertaForMaskedLM"],
+    ),
 )
 DEBERTA_V2 = recipe(
     "deberta-v2",
     False,
     "He et al. 2023, DeBERTaV3: Improving DeBERTa using ELECTRA-Style Pre-Training (arXiv 2111.09543)",
     "microsoft/deberta-v3-small (Unigram)",
-    **{
-        "v3-xsmall": deberta_v3(384, 12, 6),
-        "v3-small": deberta_v3(768, 6, 12),
-        "v3-base": deberta_v3(768, 12, 12),
-        "v3-large": deberta_v3(1024, 24, 16),
-        "mdeberta-v3-base": deberta_v3(768, 12, 12, 251_000),
-    },
+    sizes(
+        """
+            hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size
+            v3-xsmall        384  12 6  1536 -
+            v3-small         768  6  12 3072 -
+            v3-base          768  12 12 3072 -
+            v3-large         1024 24 16 4096 -
+            mdeberta-v3-base 768  12 12 3072 251000
+            """,
+        position_biased_input=False,
+        pos_att_type=["c2p", "p2c"],
+        position_buckets=256,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        architectures=["DebertaV2ForMaskedLM"],
+    ),
 )

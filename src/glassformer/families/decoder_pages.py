@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 from ..core.config import serial
@@ -51,20 +51,14 @@ OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}  # of b
 
 
 def decoder(
-    dim: int,
-    depth: int,
-    context: int,
-    vocab: int,
-    pattern: Block | Sequence[Block],
+    block: Block,
     position: Position,
-    head: Head = Head(tied=False),
-    scale: float = 1.0,
+    head: Head = Head(),
     **stack: Any,
 ) -> Decoder:
-    """A decoder of these blocks, whose last norm is theirs; ``scale`` multiplies the embeddings."""
-    blocks = (pattern,) if isinstance(pattern, Block) else tuple(pattern)
-    body = Stack(depth, blocks, position, **{"last_norm": blocks[0].norm, **stack})
-    return Decoder(dim, context, Embed(vocab, scale=scale), body, head, INIT)
+    """A decoder of one such block, whose last norm is the block's, and of sizes that a file says."""
+    body = Stack(1, (block,), position, **{"last_norm": block.norm, **stack})
+    return Decoder(64, 64, Embed(64), body, head, INIT)
 
 
 # ---------------------------------------------------------------------------------- config.json, in
@@ -169,20 +163,17 @@ def words(
     """The words of a family: those that decoders share, but for ``without``, and its own.
 
     A word of the family's takes the place of the shared word that fills the same place of our
-    config. ``template``: its first block is what a file changes. ``dropouts``: what the family calls
+    config. ``template``: what a file changes. ``dropouts``: what the family calls
     them, first the one that is the stack's here; none: the file must not ask for any. ``even``: the
     layout's name where heads must divide the width.
     """
-    body: Settings = {
-        template.main_body: replace(stack(template), depth=1, pattern=stack(template).pattern[:1])
-    }
     family = (*more, *([key(dropouts, dropout, "dropout")] if dropouts else []))
     own_keys = (item for item in family if isinstance(item, Key))
     entries = revise(shared, *own_keys, without=without, needed=needed, **defaults)
     sections = [rope, *(item for item in family if isinstance(item, Section))]
     if even:
         sections.insert(0, Section(encode=partial(even_heads, layout=even)))
-    return ConfigWords(replace(template, **body), entries, sections)
+    return ConfigWords(template, entries, sections)
 
 
 def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> list[MaskRule]:
@@ -219,9 +210,22 @@ def with_masks(model: M, masks: Sequence[MaskRule]) -> M:
     )
 
 
+def layer_at(block: Any, slot: str) -> Any:
+    """The layer at the dotted path ``slot`` of a block."""
+    return reduce(getattr, slot.split("."), block)
+
+
+def with_layer(block: Any, slot: str, layer: Any) -> Any:
+    """The block with this layer at the dotted path ``slot``."""
+    outer, _, inner = slot.partition(".")
+    return replace(
+        block, **{outer: with_layer(getattr(block, outer), inner, layer) if inner else layer}
+    )
+
+
 def first_layer(model: Any, usual: Any, slot: str = "attention") -> Any:
     """The first layer in a slot that is of the type of ``usual``; that where there is none."""
-    layers = (getattr(block, slot) for block in blocks_of(model))
+    layers = (layer_at(block, slot) for block in blocks_of(model))
     return next((layer for layer in layers if isinstance(layer, type(usual))), usual)
 
 
@@ -346,7 +350,7 @@ def variant(
     absent: Settings | None = None,
     **places: str | Key,
 ) -> Section:
-    """Blocks with another layer in a ``slot`` than the first block has, where ``choice`` says so.
+    """Blocks with another layer at the path ``slot`` than the first block has, where ``choice`` says so.
 
     ``places`` are the words of that layer, as ``layer_keys`` has them; ``make`` has what the slot
     holds otherwise, and makes the template. ``missing`` refuses a model without such a block;
@@ -356,18 +360,18 @@ def variant(
     entries = layer_keys(template, **places)
 
     def decode(raw: ConfigReader, model: Any) -> Any:
-        usual = getattr(first_block(model), slot)
+        usual = layer_at(first_block(model), slot)
         chosen = choice.decode(raw, stack(model).depth)
         if not any(chosen):
             return model
         layer = read_keys(raw, make(raw, usual) or template, entries)
         pairs = zip(blocks_of(model), chosen, strict=True)
         return with_blocks(
-            model, [replace(block, **{slot: layer}) if is_it else block for block, is_it in pairs]
+            model, [with_layer(block, slot, layer) if is_it else block for block, is_it in pairs]
         )
 
     def encode(model: Any) -> Settings:
-        layers = [getattr(block, slot) for block in blocks_of(model)]
+        layers = [layer_at(block, slot) for block in blocks_of(model)]
         chosen = [isinstance(layer, type(template)) for layer in layers]
         need(any(chosen) or not missing, missing)
         raw = write_keys(first_layer(model, template, slot), entries)
@@ -542,12 +546,38 @@ def write_scaling(scaling: RopeScaling | None) -> Settings | None:
 
 NO_NAMES: Names = {}
 OURS, THEIRS = "decoder.blocks.{i}", "model.layers.{i}"
-ATTENTION = {
-    "attn.q": "self_attn.q_proj",
-    "attn.k": "self_attn.k_proj",
-    "attn.v": "self_attn.v_proj",
-    "attn.out": "self_attn.o_proj",
-}
+QKV = "attn.q attn.k attn.v"
+
+
+def attention(file: str = "self_attn", out: str = "o_proj", place: str = "attn.") -> dict[str, str]:
+    """The names of an attention's layers, below ``file`` and after ``place``."""
+    return under(file, {**{letter: f"{letter}_proj" for letter in "qkv"}, "out": out}, place)
+
+
+def joint(
+    file: str,
+    params: str = QKV,
+    layer: str = THEIRS,
+    side: str = "decoder",
+    axes: str = "",
+    transpose: bool = False,
+    **options: Any,
+) -> tuple[NameRule, ...]:
+    """The rules of a layer of the files that computes several of ours, ``params``, together."""
+    vector = axes.replace(" c", "")  # a bias has no columns
+    return tuple(
+        NameRule(
+            f"{layer}.{file}.{end}",
+            tuple(f"{side}.blocks.{{i}}.{param}.{end}" for param in params.split()),
+            turns,
+            axes=kept,
+            **options,
+        )
+        for end, turns, kept in (("weight", transpose, axes), ("bias", False, vector))
+    )
+
+
+ATTENTION = attention()
 QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 GATED = under("mlp", PROJECTIONS, "ffn.")

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Block, Decoder, GatedMLP, Model, RMSNorm, Rotary, YarnScaling
+from ..core.config import Block, GatedMLP, Model, RMSNorm, Rotary
 from ..core.errors import need
 from . import mixtures
 from .decoder_pages import (
@@ -21,61 +21,14 @@ from .decoder_pages import (
 )
 from .keys import ConfigWords, Key, Section, nullable, only
 from .latent import LatentAttention
-from .recipe import ConfigReader, Recipe, Settings, tile
+from .recipe import ConfigReader, Recipe, Settings, sizes
 from .routed import RoutedMoE
-
-NORM = RMSNorm(1e-6)
 
 
 def stretch(factor: float, mscale: float) -> float:
     """The size that a YaRN of ``factor`` gives to what turns (Peng et al. 2023, section 3.4)."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-
-def deepseek(
-    dim: int,
-    depth: int,
-    heads: int,
-    hidden: int,
-    mixture: RoutedMoE,
-    *,
-    mscale: float,
-    q_rank: int | None = 1536,
-    dense: int = 1,
-    vocab: int = 102_400,
-) -> Decoder:
-    """The shape of DeepSeek-V2 and V3: 163,840 positions, of which 4,096 were learnt first."""
-    scale = 192**-0.5 * stretch(40.0, mscale) ** 2
-    attention = LatentAttention(heads, scale=scale, q_rank=q_rank)
-    block = Block(attention, GatedMLP(hidden), NORM)
-    pattern = tile([block] * dense + [replace(block, feedforward=mixture)] * (depth - dense))
-    position = Rotary(
-        scaling=YarnScaling(40.0, 4096, 32.0, 1.0, attention_factor=1.0), interleaved=True
-    )
-    return decoder(dim, depth, 163_840, vocab, pattern, position)
-
-
-def _v2(experts: int, hidden: int, groups: int, top_groups: int, scale: float) -> RoutedMoE:
-    return RoutedMoE(
-        experts,
-        6,
-        GatedMLP(hidden),
-        normalize=False,
-        shared=GatedMLP(2 * hidden),
-        score="softmax",
-        correction=False,
-        groups=groups,
-        top_groups=top_groups,
-        group_best=1,
-        scale=scale,
-    )
-
-
-V3_MIXTURE = RoutedMoE(
-    256, 8, GatedMLP(2048), shared=GatedMLP(2048), groups=8, top_groups=4, scale=2.5
-)
-LITE = deepseek(2048, 27, 16, 10_944, _v2(64, 1408, 1, 1, 1.0), mscale=0.707, q_rank=None)
-V3 = deepseek(7168, 61, 128, 18_432, V3_MIXTURE, mscale=1.0, dense=3, vocab=129_280)
 
 # ---------------------------------------------------------------------------------- config.json, in
 
@@ -141,10 +94,10 @@ def _write_method(model: Model) -> Settings:
     return {"topk_method": method, "mlp_bias": bool(mixture.shared and mixture.shared.bias)}
 
 
-def _words(template: Decoder, *more: Key | Section, context: int) -> ConfigWords:
+def _words(*more: Key | Section, context: int) -> ConfigWords:
     """The words of both."""
     return words(
-        template,
+        decoder(Block(LatentAttention(1), GatedMLP(1), RMSNorm()), Rotary(interleaved=True)),
         Key("", "attention.scale", _scale),
         *more,
         without="head_dim",  # a file's is that of what turns
@@ -160,7 +113,6 @@ def _words(template: Decoder, *more: Key | Section, context: int) -> ConfigWords
 
 
 WORDS2 = _words(
-    LITE,
     turned(_rotary),
     only("rope_interleave", True, "a DeepSeek-V2 turns pairs of neighbours"),
     only("scoring_func", "softmax", "a DeepSeek-V2 scores its experts by a softmax"),
@@ -169,7 +121,16 @@ WORDS2 = _words(
     Key("", "", lambda raw: raw.integer("num_experts_per_tok")),
     mixtures.routed(
         "deepseek_v2",
-        _v2(64, 1407, 1, 1, 1.0),
+        RoutedMoE(
+            64,
+            6,
+            GatedMLP(1407),
+            normalize=False,
+            shared=GatedMLP(2 * 1407),
+            score="softmax",
+            correction=False,
+            group_best=1,
+        ),
         0,
         lambda raw: raw.choice("topk_method", METHODS, "greedy"),
     ),
@@ -177,7 +138,6 @@ WORDS2 = _words(
     context=2048,
 )
 WORDS3 = _words(
-    V3,
     Key(
         "rope_interleave",
         "position",
@@ -186,13 +146,18 @@ WORDS3 = _words(
     ),
     only("scoring_func", "sigmoid", "a DeepSeek-V3 scores each expert by itself"),
     only("topk_method", "noaux_tc", "a bias corrects the scores of a DeepSeek-V3"),
-    mixtures.routed("deepseek_v3", V3_MIXTURE, 3),
+    mixtures.routed(
+        "deepseek_v3",
+        RoutedMoE(256, 8, GatedMLP(2048), shared=GatedMLP(2048), groups=8, top_groups=4, scale=2.5),
+        3,
+    ),
     mixtures.UNPREDICTED,
     context=4096,
 )
 
 # ---------------------------------------------------------------------------------------- the pages
 
+YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
 _LAYERS = {
     "attn.q": "self_attn.q_proj",
     "attn.q_down": "self_attn.q_a_proj",
@@ -208,10 +173,20 @@ DEEPSEEK_V2 = Recipe(
     name="deepseek_v2",
     paper="DeepSeek-AI 2024, DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts "
     "Language Model (arXiv 2405.04434)",
-    sizes={
-        "lite": LITE,
-        "236b": deepseek(5120, 60, 128, 12_288, _v2(160, 1536, 8, 3, 16.0), mscale=0.707),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size q_lora_rank \
+        moe_intermediate_size n_routed_experts routed_scaling_factor n_group topk_group \
+        topk_method
+        lite 2048 27 16  10944 null 1408 -   -    - - -
+        236b 5120 60 128 12288 -    1536 160 16.0 8 3 "group_limited_greedy"
+        """,
+        max_position_embeddings=163_840,
+        vocab_size=102_400,
+        rope_scaling=YARN | {"mscale_all_dim": 0.707, "mscale": 0.707},
+        num_experts_per_tok=6,
+        first_k_dense_replace=1,
+    ),
     tokenizer="deepseek-ai/DeepSeek-V2-Lite",
     words=WORDS2,
     family="DeepseekV2",
@@ -220,7 +195,14 @@ DEEPSEEK_V2 = Recipe(
 DEEPSEEK_V3 = Recipe(
     name="deepseek_v3",
     paper="DeepSeek-AI 2024, DeepSeek-V3 Technical Report (arXiv 2412.19437)",
-    sizes={"671b": V3},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size \
+        max_position_embeddings vocab_size
+        671b 7168 61 128 18432 163840 129280
+        """,
+        rope_scaling=YARN | {"mscale_all_dim": 1.0, "mscale": 1.0},
+    ),
     tokenizer="deepseek-ai/DeepSeek-V3",
     words=WORDS3,
     family="DeepseekV3",

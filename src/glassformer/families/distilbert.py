@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from ..core.config.embed_head import Embed
 from ..core.config.model import Encoder
-from .bert import CASED, UNCASED, bert
+from ..core.config.position import Learned
+from .bert import BLOCK
 from .encoder_pages import (
     ANSWERS,
     CHOICE,
@@ -16,19 +15,17 @@ from .encoder_pages import (
     TOKENS,
     blocks,
     embeddings,
+    encoder,
     head_name,
     head_of,
     label_layers,
     read_heads,
-    read_label_pool,
-    read_token_head,
     weight_and_bias,
     write_heads,
-    write_labels,
 )
-from .keys import Key, key, keys, read_keys, write_keys
+from .keys import ConfigWords, Key, Section, key, keys
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 # what each head calls the dropout before its labels, and transformers' default
 DROPOUTS = {
@@ -44,7 +41,7 @@ KEYS = (
         n_heads=12,
         hidden_dim=3072,
         max_position_embeddings=512,
-        vocab_size=UNCASED,
+        vocab_size=30_522,
         activation="gelu",
         dropout=key("dropout attention_dropout", 0.1, "dropout"),
         initializer_range=0.02,
@@ -54,34 +51,24 @@ KEYS = (
 )
 
 
-def distilbert(depth: int = 6, vocab: int = UNCASED) -> Encoder:
-    """The shape of DistilBERT as pretrained, for words under masks; 512 positions."""
-    return replace(bert(768, depth, 12), embed=Embed(vocab), pool=None)
+def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
+    """The model with the head that its architecture names."""
+    word, usual = DROPOUTS.get(head_of(raw), ("dropout", 0.0))
+    dropout = raw.number(word, usual, most=0.99)
+    model = read_heads(raw, model, "relu", None, dropout)
+    head = model.token_head
+    return model if head is None else replace(model, token_head=replace(head, dropout=dropout))
 
 
-def read_config(raw: ConfigReader) -> Any:
-    """A DistilBERT config.json as our config: the architecture says which head there is."""
-    model = read_keys(raw, replace(distilbert(), head=None), KEYS)
-    head = head_of(raw)
-    if head not in DROPOUTS:
-        return read_heads(raw, model, "relu")
-    name, default = DROPOUTS[head]
-    dropout = raw.number(name, default, most=0.99)
-    if head in (LABELS, CHOICE):
-        return replace(model, pool=read_label_pool(raw, head, "relu", dropout))
-    return replace(model, token_head=read_token_head(raw, head, dropout))
-
-
-def write_config(model: Encoder) -> Settings:
-    """Our config as a DistilBERT config.json, as far as that can say it."""
-    raw, head = write_keys(model, KEYS), head_name(model)
-    if head not in DROPOUTS:
-        return {**write_heads(model, "DistilBert"), **raw}
-    labels = write_labels(model, DROPOUTS[head][0])
+def write_ends(model: Encoder) -> Settings:
+    """Settings of the head that a model has."""
+    word, _ = DROPOUTS.get(head_name(model), ("", 0.0))
+    raw = write_heads(model, "DistilBert", word)
     # of tokens, the dropout before labels is the blocks'
-    return {"architectures": [f"DistilBertFor{head}"], **labels, **raw}
+    return {name: value for name, value in raw.items() if name not in ("", "dropout")}
 
 
+WORDS = ConfigWords(encoder(BLOCK, Learned(64)), KEYS, [Section(read_ends, write_ends)])
 _LAYER = {
     "attention.q_lin": "attn.q",
     "attention.k_lin": "attn.k",
@@ -92,7 +79,7 @@ _LAYER = {
     "ffn.lin2": "ffn.down",
     "output_layer_norm": "ffn_norm",
 }
-WORDS = {"vocab_transform": "head.transform", "vocab_layer_norm": "head.norm"}
+NAMES = {"vocab_transform": "head.transform", "vocab_layer_norm": "head.norm"}
 PROJ, TABLE = "vocab_projector", "distilbert.embeddings.word_embeddings.weight"
 
 
@@ -102,9 +89,9 @@ def table(model: Encoder) -> Table:
     all_rules = (
         *embeddings("distilbert"),
         *blocks("distilbert.transformer.layer", _LAYER),
-        *rules({**WORDS, PROJ: "head.proj", **label_layers(model, labels)}),
+        *rules({**NAMES, PROJ: "head.proj", **label_layers(model, labels)}),
     )
-    unused = weight_and_bias(*WORDS, PROJ, "pre_classifier", "classifier")
+    unused = weight_and_bias(*NAMES, PROJ, "pre_classifier", "classifier")
     tied = model.head is not None and model.head.tied
     copies = ((f"{PROJ}.weight", TABLE),) if tied else ()
     return Table(
@@ -118,17 +105,20 @@ def table(model: Encoder) -> Table:
 DISTILBERT = Recipe(
     name="distilbert",
     paper="Sanh et al. 2019, DistilBERT, a distilled version of BERT (arXiv 1910.01108)",
-    sizes={
-        "base": distilbert(),
-        "base-cased": distilbert(vocab=CASED),
-        "multilingual": distilbert(vocab=119_547),
-    },
+    sizes=sizes(
+        """
+        vocab_size
+        base         -
+        base-cased   28996
+        multilingual 119547
+        """,
+        architectures=["DistilBertForMaskedLM"],
+    ),
     family="DistilBert",
     heads=HEADS,
     model_type="distilbert",
     tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
     checkpoint="distilbert/distilbert-base-uncased",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
     weights=table,
 )

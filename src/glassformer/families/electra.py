@@ -7,42 +7,22 @@ from dataclasses import replace
 
 from ..core.config import Encoder, TokenHead, embed_dim
 from ..core.config.pool import Pool
-from .bert import KEYS, TRUNK, bert
+from .bert import KEYS, TRUNK
 from .encoder_pages import (
     CHOICE,
     HEADS,
+    ends,
     head_of,
     moved,
-    read_heads,
     tags,
     trunk,
-    words_head,
-    write_heads,
 )
 from .keys import ACTIVATIONS, ConfigWords, Section
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
-DISCRIMINATOR = "PreTraining"
+DISCRIMINATOR, ENDS = "PreTraining", ends("Electra", act="gelu", words="gelu")
 SUMMARY = "sequence_summary.summary"
-
-
-def electra(dim: int, depth: int, heads: int, embed: int | None = None) -> Encoder:
-    """The shape of a published discriminator; 512 positions."""
-    model = bert(dim, depth, heads)
-    return replace(
-        model,
-        embed=replace(model.embed, dim=embed),
-        head=None,
-        pool=None,
-        token_head=TokenHead(1, "gelu"),
-    )
-
-
-def generator(dim: int, depth: int, heads: int, embed: int) -> Encoder:
-    """The shape of a published generator, for words under masks."""
-    model = electra(dim, depth, heads, embed)
-    return replace(model, head=words_head(model), token_head=None)
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
@@ -55,7 +35,8 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     # words and labels have this activation whatever the blocks have; a choice says its own
     if head == CHOICE:
         return replace(model, pool=read_choice(raw))
-    return read_heads(raw, model, "gelu", "gelu")
+    model = ENDS.decode(raw, model)
+    return model
 
 
 def read_choice(raw: ConfigReader) -> Pool:
@@ -71,7 +52,7 @@ def write_ends(model: Encoder) -> Settings:
     raw, head = {"embedding_size": embed_dim(model)}, model.token_head
     if head is not None and head.transform is not None:
         return {"architectures": [f"ElectraFor{DISCRIMINATOR}"], **raw}
-    return {**write_heads(model, "Electra"), **raw}
+    return {**ENDS.encode(model), **raw}
 
 
 WORDS = ConfigWords(TRUNK, KEYS, [Section(read_ends, write_ends)])
@@ -108,14 +89,19 @@ ELECTRA = Recipe(
     name="electra",
     paper="Clark et al. 2020, ELECTRA: Pre-training Text Encoders as Discriminators (arXiv "
     "2003.10555)",
-    sizes={
-        "small": electra(256, 12, 4, embed=128),
-        "base": electra(768, 12, 12),
-        "large": electra(1024, 24, 16),
-        "small-generator": generator(256, 12, 4, embed=128),
-        "base-generator": generator(256, 12, 4, embed=768),
-        "large-generator": generator(256, 24, 4, embed=1024),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size architectures \
+        embedding_size
+        small           256  12 4  1024 ["ElectraForPreTraining"] -
+        base            768  12 12 3072 ["ElectraForPreTraining"] 768
+        large           1024 24 16 4096 ["ElectraForPreTraining"] 1024
+        small-generator 256  12 4  1024 ["ElectraForMaskedLM"]    -
+        base-generator  256  12 4  1024 ["ElectraForMaskedLM"]    768
+        large-generator 256  24 4  1024 ["ElectraForMaskedLM"]    1024
+        """,
+        vocab_size=30_522,
+    ),
     family="Electra",
     heads=(DISCRIMINATOR, *HEADS),
     tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ..core.config.embed_head import Head
+from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import Activation
-from ..core.config.model import Encoder, stacks
+from ..core.config.init import Init
+from ..core.config.model import Block, Encoder, Stack, stacks
 from ..core.config.pool import Pool, TokenHead
+from ..core.config.position import Position
+from .keys import Section
 from .names import NameRule, Names, Pairs, Table, rules
 from .recipe import ConfigReader, Settings
 
@@ -21,6 +25,12 @@ HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
 def head_of(raw: ConfigReader) -> str:
     """The part of an architecture's name that says which head it has; empty for a bare model."""
     return raw.architecture("").partition("For")[2]
+
+
+def encoder(block: Block, position: Position, embed: Embed = Embed(64), **stack: Any) -> Encoder:
+    """An encoder of one such block, whose first norm is the block's, and of sizes that a file says."""
+    body = Stack(1, (block,), position, causal=False, **{"first_norm": block.norm, **stack})
+    return Encoder(64, 64, embed, body, None, Init(0.02, 0.02, "plain"))
 
 
 # ---------------------------------------------------------------------------------- config.json, in
@@ -45,12 +55,6 @@ def read_label_pool(raw: ConfigReader, head: str, act: Activation | None, dropou
     return Pool("first", act, 1 if head == CHOICE else read_labels(raw), dropout)
 
 
-def classifier_dropout(raw: ConfigReader, model: Encoder) -> float:
-    """The dropout before the labels; the stack's where the file says nothing."""
-    stack_dropout = model.encoder.dropout
-    return float(raw.number("classifier_dropout", stack_dropout, most=0.99))
-
-
 def words_head(model: Encoder, act: Activation | None = None) -> Head:
     """A family's head over the vocabulary, with the activation and the norm of its blocks; it ends in
     the embeddings' width."""
@@ -64,16 +68,15 @@ def read_heads(
     raw: ConfigReader,
     model: Encoder,
     act: Activation,
-    words: Activation | None = None,
-    dropout: float | None = None,
+    words: Activation | None,
+    dropout: float,
 ) -> Encoder:
-    """The model with the head that its architecture names; a bare one ends in its pooler.
+    """The model with the head that its architecture names.
 
     ``act`` is the activation before labels; ``words`` that of the head over the vocabulary, where it
-    is not the blocks'; ``dropout`` that before labels, where BERT's word does not say it.
+    is not the blocks'; ``dropout`` that before labels.
     """
     head = head_of(raw)
-    dropout = classifier_dropout(raw, model) if dropout is None else dropout
     if head == MASKED:
         return replace(
             model,
@@ -116,6 +119,39 @@ def write_heads(model: Encoder, family: str, dropout: str = "classifier_dropout"
     if head:
         return {**named, **write_labels(model, dropout)}
     return {**named, **({"add_pooling_layer": False} if model.pool is None else {})}
+
+
+def read_pooler(raw: ConfigReader, model: Encoder, name: str, usual: bool = True) -> Encoder:
+    """A bare model with its pooler, the layer ``name``, where its files hold one; ``usual``: where they
+    do not say."""
+    if head_of(raw):
+        return model
+    held = any(raw.holds(f"{path}.weight") for path in (name, name.partition(".")[2]))
+    pools = held or raw.weights is None or not usual
+    pools = pools and (raw.flag("add_pooling_layer", usual) or (held and not usual))
+    return replace(model, pool=Pool("first", "tanh")) if pools else model
+
+
+def ends(
+    family: str,
+    pooler: str = "",
+    act: Activation = "tanh",
+    words: Activation | None = None,
+    dropout: str = "classifier_dropout",
+    usual: float | None = None,
+) -> Section:
+    """The head that an architecture names, or the ``pooler`` of a bare model.
+
+    ``act`` and ``words`` as ``read_heads`` has them; ``dropout``: the word of that before labels, and
+    its ``usual`` value, None: the stack's.
+    """
+
+    def decode(raw: ConfigReader, model: Encoder) -> Encoder:
+        share = raw.number(dropout, model.encoder.dropout if usual is None else usual, most=0.99)
+        model = read_heads(raw, model, act, words, share)
+        return read_pooler(raw, model, pooler) if pooler else model
+
+    return Section(decode, lambda model: write_heads(model, family, dropout))
 
 
 # ------------------------------------------------------------------------------------ weight names
@@ -173,29 +209,30 @@ def table(
     model: Encoder,
     family: str,
     words: str,
-    layers: Sequence[str],
     inside: Iterable[NameRule],
-    labels: Names,
-    pooler: Iterable[str],
+    pool: Names,
+    unread: Iterable[str] = (),
     renamed: Sequence[tuple[str, str]] = (),
+    transform: Sequence[str] = ("transform.dense", "transform.LayerNorm"),
     untied: str = "decoder.bias",
 ) -> Table:
     """The table of an encoder: ``inside`` the rules of its blocks, ``words`` the name of its head over
-    the vocabulary, whose dense layer and norm are ``layers``, ``labels`` that of labels. Files hold a
-    head's layers and the ``pooler`` whatever the model has. ``untied`` is the name of the bias of a
+    the vocabulary, whose dense layer and norm are ``transform``, ``pool`` the layers of a pool. Files
+    hold a head's layers and those that are ``unread`` whatever the model has. ``untied`` is the name of the bias of a
     head with a table of its own."""
     tied = model.head is not None and model.head.tied
     tokens = f"{family}.embeddings.word_embeddings.weight"
     proj, copy, bias = f"{words}.decoder.weight", f"{words}.decoder.bias", f"{words}.bias"
     # of an untied head, a leftover that transformers writes and never reads
-    unused = (*weight_and_bias(*pooler, *layers, f"{words}.decoder"), bias)
+    layers = [f"{words}.{layer}" for layer in transform]
+    unused = (*weight_and_bias(*unread, *layers, f"{words}.decoder"), bias)
     if model.head is not None and not tied:
         bias = f"{words}.{untied}"
     named = zip(layers, ("head.transform", "head.norm"), strict=True)
     return Table(
         (
             *inside,
-            *rules({**dict(named), **labels}),
+            *rules({**dict(named), **label_layers(model, pool)}),
             NameRule(proj, "head.proj.weight"),
             NameRule(bias, "head.proj.bias"),
         ),

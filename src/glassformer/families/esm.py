@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
-from ..core.config.model import Attention, Block, Encoder, Stack, stacks
+from ..core.config.model import Attention, Block, Encoder, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from . import roberta
 from .bert import SHARED
-from .decoder_pages import INIT
-from .encoder_pages import LABELS, LAYER, MASKED, TOKENS, trunk, write_heads
+from .encoder_pages import LABELS, LAYER, MASKED, TOKENS, encoder, trunk
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import MaskedEmbed, StoredRotary
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe, Settings
-
-
-def esm(dim: int, depth: int, heads: int) -> Encoder:
-    """The shape of ESM-2 as pretrained, for amino acids under masks; 1,024 positions."""
-    norm = LayerNorm(1e-5)
-    block = Block(Attention(heads, bias=True), MLP(4 * dim, "gelu", bias=True), norm)
-    stack = Stack(depth, (block,), StoredRotary(), causal=False, last_norm=norm)
-    head = Head(bias=True, transform="gelu", norm=norm)
-    return Encoder(dim, 1024, MaskedEmbed(33, mask=32), stack, head, INIT)
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
 def read_layers(raw: ConfigReader, model: Any) -> Any:
@@ -62,8 +50,9 @@ def write_layers(model: Encoder) -> Settings:
     }
 
 
+BLOCK = Block(Attention(1, bias=True), MLP(1, "gelu", bias=True), LayerNorm())
 WORDS = ConfigWords(
-    replace(esm(128, 1, 2), embed=Embed(1), head=None),
+    encoder(BLOCK, StoredRotary(), first_norm=None, last_norm=BLOCK.norm),
     revise(
         SHARED,
         only("is_folding_model", False, "a folding model is more than an encoder"),
@@ -72,7 +61,7 @@ WORDS = ConfigWords(
     ),
     [
         Section(read_layers, write_layers),
-        Section(partial(roberta.read_ends, name="esm"), partial(write_heads, family="Esm")),
+        roberta.with_head("Esm", "esm"),
     ],
 )
 
@@ -103,14 +92,25 @@ ESM = Recipe(
     name="esm",
     paper="Rives et al. 2021, Biological structure and function emerge from scaling unsupervised "
     "learning to 250 million protein sequences; Lin et al. 2023, ESM-2 (Science 379)",
-    sizes={
-        "2-8m": esm(320, 6, 20),
-        "2-35m": esm(480, 12, 20),
-        "2-150m": esm(640, 30, 20),
-        "2-650m": esm(1280, 33, 20),
-        "2-3b": esm(2560, 36, 40),
-        "2-15b": esm(5120, 48, 40),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size
+        2-8m   320  6  20 1280
+        2-35m  480  12 20 1920
+        2-150m 640  30 20 2560
+        2-650m 1280 33 20 5120
+        2-3b   2560 36 40 10240
+        2-15b  5120 48 40 20480
+        """,
+        vocab_size=33,
+        layer_norm_eps=1e-05,
+        hidden_dropout_prob=0.0,
+        max_position_embeddings=1026,
+        position_embedding_type="rotary",
+        token_dropout=True,
+        mask_token_id=32,
+        architectures=["EsmForMaskedLM"],
+    ),
     family="Esm",
     heads=(MASKED, LABELS, TOKENS),
     tokenizer="facebook/esm2_t6_8M_UR50D (a letter an amino acid)",

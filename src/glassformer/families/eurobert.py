@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config.embed_head import Embed, Head
+from ..core.config.embed_head import Head
 from ..core.config.feedforward import GatedMLP
-from ..core.config.init import Init
-from ..core.config.model import Attention, Block, Encoder, Stack
+from ..core.config.model import Attention, Block, Encoder
 from ..core.config.norm import RMSNorm
 from ..core.config.pool import TokenHead
 from ..core.config.position import Rotary
 from ..core.errors import need
 from . import decoder_pages
 from .decoder_pages import ATTENTION, GATED, NORMS, words, write_rope_table
-from .encoder_pages import MASKED, TOKENS, head_name, head_of, read_labels, write_labels
+from .encoder_pages import MASKED, TOKENS, encoder, head_name, head_of, read_labels, write_labels
 from .keys import Section, only
-from .recipe import ConfigReader, Recipe, Settings
-
-
-def eurobert(dim: int, depth: int, heads: int, hidden: int, kv_heads: int | None = None) -> Encoder:
-    """The shape of EuroBERT as pretrained, for words under masks."""
-    block = Block(Attention(heads, kv_heads), GatedMLP(hidden), RMSNorm(1e-5))
-    stack = Stack(depth, (block,), Rotary(250_000.0), causal=False, last_norm=RMSNorm(1e-5))
-    return Encoder(dim, 8192, Embed(128_256), stack, Head(tied=False), Init(0.02, 0.02, "plain"))
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
@@ -50,7 +42,9 @@ def write_ends(model: Encoder) -> Settings:
 
 
 WORDS = words(
-    replace(eurobert(768, 12, 12, 3072), head=None),
+    encoder(
+        Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary(), first_norm=None, last_norm=RMSNorm()
+    ),
     only("pretraining_tp", 1, "matrices lie in one piece here"),
     rope=Section(read_ends, write_ends),
     dropouts="attention_dropout",
@@ -65,11 +59,17 @@ EUROBERT = Recipe(
     name="eurobert",
     paper="Boizard et al. 2025, EuroBERT: Scaling Multilingual Encoders for European Languages "
     "(arXiv 2503.05500)",
-    sizes={
-        "210m": eurobert(768, 12, 12, 3072),
-        "610m": eurobert(1152, 26, 18, 4096, 6),
-        "2.1b": eurobert(2304, 32, 18, 6144, 6),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size num_key_value_heads
+        210m 768  12 12 3072 -
+        610m 1152 26 18 4096 6
+        2.1b 2304 32 18 6144 6
+        """,
+        vocab_size=128_256,
+        architectures=["EuroBertForMaskedLM"],
+        rope_parameters={"rope_theta": 250000.0},
+    ),
     family="EuroBert",
     heads=(MASKED, TOKENS),
     tokenizer="EuroBERT/EuroBERT-210m (byte-level BPE)",

@@ -5,20 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Model, Place, Rotary
+from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Model, Place, Rotary
 from ..core.errors import need
 from . import gpt2
-from .decoder_pages import blocks_of, decoder, first_block, with_blocks, words
+from .decoder_pages import blocks_of, decoder, first_block, joint, with_blocks, words
 from .keys import Section, only
 from .names import Table
-from .recipe import ConfigReader, Recipe, Settings
-
-
-def falcon(dim: int, depth: int, heads: int, kv_heads: int = 1) -> Decoder:
-    """The shape of Falcon: 65,024 tokens, 2,048 positions."""
-    place: Place = "parallel" if kv_heads == 1 else "parallel_norms"
-    block = Block(Attention(heads, kv_heads), MLP(4 * dim, "gelu"), LayerNorm(), place=place)
-    return decoder(dim, depth, 2048, 65_024, block, Rotary(), Head())
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
 def _kind(raw: ConfigReader, model: Decoder) -> Decoder:
@@ -72,7 +65,7 @@ def _groups(model: Model) -> bool:
 
 
 WORDS = words(
-    falcon(4544, 32, 71),
+    decoder(Block(Attention(1), MLP(1), LayerNorm()), Rotary()),
     only("alibi", False, "Falcon's ALiBi is divided by the root of the head's width"),
     gpt2.wide("hidden_size", "ffn_hidden_size"),
     Section(_kind, _write_kind),
@@ -97,18 +90,22 @@ def weights(model: Model) -> Table:
             "attn.out": "self_attention.dense",
         },
         token="word_embeddings",
-        more=gpt2.fused("self_attention.query_key_value", groups=_kv_heads(model)),
+        more=joint("self_attention.query_key_value", layer=gpt2.THEIRS, groups=_kv_heads(model)),
     )
 
 
 FALCON = Recipe(
     name="falcon",
     paper="Almazrouei et al. 2023, The Falcon Series of Open Language Models (arXiv 2311.16867)",
-    sizes={
-        "7b": falcon(4544, 32, 71),
-        "40b": falcon(8192, 60, 128, 8),
-        "180b": falcon(14_848, 80, 232, 8),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads num_kv_heads new_decoder_architecture
+        7b   4544  32 71  - -
+        40b  8192  60 128 8 true
+        180b 14848 80 232 8 true
+        """,
+        vocab_size=65_024,
+    ),
     tokenizer="tiiuae/falcon-7b",
     words=WORDS,
     family="Falcon",

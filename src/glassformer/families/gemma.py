@@ -6,38 +6,12 @@ a window only.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ..core.config import Attention, Block, Decoder, Full, GatedMLP, Head, RMSNorm, Rotary, Window
+from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
 from .decoder_pages import ATTENTION, GATED, LLAMA_TABLE, decoder, table, windows, words
 from .keys import ACTIVATIONS, Key, act_name, key, nullable, only
-from .recipe import Recipe
+from .recipe import Recipe, sizes
 
 NORM = RMSNorm(1e-6, offset=1.0)
-
-
-def gemma(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
-    """The shape of Gemma: heads of 256, 256,000 tokens, 8,192 positions."""
-    block = Block(Attention(heads, kv_heads, 256), GatedMLP(hidden, "gelu_tanh"), NORM)
-    return decoder(dim, depth, 8192, 256_000, block, Rotary(), Head(), scale=dim**0.5)
-
-
-def gemma2(
-    dim: int, depth: int, heads: int, hidden: int, head_dim: int = 256, over: int = 256
-) -> Decoder:
-    """The shape of Gemma 2: half as many key-value heads as heads, scores divided by sqrt(over),
-    windows of 4,096."""
-    attention = Attention(heads, heads // 2, head_dim, scale=over**-0.5, softcap=50.0)
-    pattern = tuple(
-        Block(
-            replace(attention, mask=mask_rule),
-            GatedMLP(hidden, "gelu_tanh"),
-            NORM,
-            place="sandwich",
-        )
-        for mask_rule in (Window(4096), Full())
-    )
-    return decoder(dim, depth, 8192, 256_000, pattern, Rotary(), Head(softcap=30.0), scale=dim**0.5)
 
 
 SHARED = (
@@ -47,7 +21,7 @@ SHARED = (
 )
 ACTS = {**ACTIVATIONS, "gelu": "gelu_tanh"}  # has always meant the approximation
 WORDS = words(
-    gemma(2048, 18, 8, 1, 16_384),
+    decoder(Block(Attention(1), GatedMLP(1), NORM), Rotary()),
     Key(
         "hidden_act",
         "feedforward.act",
@@ -67,7 +41,7 @@ QUERY_SCALE = Key(
     lambda scale: round(scale**-2),
 )
 WORDS2 = words(
-    gemma2(2304, 2, 8, 9216),
+    decoder(Block(Attention(1), GatedMLP(1), NORM, place="sandwich"), Rotary()),
     key("hidden_activation hidden_act", "gelu_pytorch_tanh"),
     *SHARED,
     QUERY_SCALE,
@@ -85,7 +59,14 @@ GEMMA = Recipe(
     name="gemma",
     paper="Gemma Team 2024, Gemma: Open Models Based on Gemini Research and Technology (arXiv "
     "2403.08295)",
-    sizes={"2b": gemma(2048, 18, 8, 1, 16_384), "7b": gemma(3072, 28, 16, 16, 24_576)},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size
+        2b 2048 18 8  1 16384
+        7b 3072 28 16 - 24576
+        """,
+        vocab_size=256_000,
+    ),
     tokenizer="google/gemma-2b",
     words=WORDS,
     family="Gemma",
@@ -102,11 +83,16 @@ GEMMA2 = Recipe(
     name="gemma2",
     paper="Gemma Team 2024, Gemma 2: Improving Open Language Models at a Practical Size (arXiv "
     "2408.00118)",
-    sizes={
-        "2b": gemma2(2304, 26, 8, 9216),
-        "9b": gemma2(3584, 42, 16, 14_336),
-        "27b": gemma2(4608, 46, 32, 36_864, head_dim=128, over=144),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size num_key_value_heads \
+        head_dim query_pre_attn_scalar
+        2b  2304 26 8  9216  -  -   -
+        9b  3584 42 16 14336 8  -   -
+        27b 4608 46 32 36864 16 128 144
+        """,
+        vocab_size=256_000,
+    ),
     tokenizer="google/gemma-2-2b",
     words=WORDS2,
     family="Gemma2",

@@ -3,9 +3,7 @@ window and turn faster."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ..core.config import Attention, Block, Decoder, GatedMLP, Head, Rotary, Window
+from ..core.config import Attention, Block, GatedMLP, Rotary
 from . import gemma
 from .decoder_pages import (
     ATTENTION,
@@ -21,18 +19,9 @@ from .decoder_pages import (
     words,
 )
 from .keys import Section, key, only
-from .recipe import ConfigReader, Recipe, tile
+from .recipe import ConfigReader, Recipe, sizes
 
 LOCAL, GLOBAL = 10_000.0, 1_000_000.0  # theta of blocks with a window, and of the others
-
-
-def gemma3(dim: int, depth: int, kv_heads: int, hidden: int) -> Decoder:
-    """The shape of Gemma 3: 4 heads of 256, windows of 512, 262,144 tokens, 32,768 positions."""
-    attention = Attention(4, kv_heads, 256, qk_norm=gemma.NORM, scale=256**-0.5)
-    block = Block(attention, GatedMLP(hidden, "gelu_tanh"), gemma.NORM, place="sandwich")
-    slides = replace(block, attention=replace(attention, mask=Window(512)), position=Rotary(LOCAL))
-    blocks = tile([slides if (i + 1) % 6 else block for i in range(depth)])
-    return decoder(dim, depth, 32_768, 262_144, blocks, Rotary(GLOBAL), Head(), scale=dim**0.5)
 
 
 def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
@@ -44,7 +33,10 @@ def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
 
 
 WORDS = words(
-    gemma3(640, 6, 1, 2048),
+    decoder(
+        Block(Attention(1, qk_norm=gemma.NORM), GatedMLP(1), gemma.NORM, place="sandwich"),
+        Rotary(),
+    ),
     key("hidden_activation", "gelu_pytorch_tanh"),
     *gemma.SHARED,
     gemma.QUERY_SCALE,
@@ -63,7 +55,18 @@ WORDS = words(
 GEMMA3 = Recipe(
     name="gemma3",
     paper="Gemma Team 2025, Gemma 3 Technical Report (arXiv 2503.19786)",
-    sizes={"270m": gemma3(640, 18, 1, 2048), "1b": gemma3(1152, 26, 1, 6912)},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers intermediate_size
+        270m 640  18 2048
+        1b   1152 26 6912
+        """,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        max_position_embeddings=32_768,
+        vocab_size=262_144,
+        sliding_window=512,
+    ),
     architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
     model_type="gemma3_text",
     tokenizer="google/gemma-3-270m",

@@ -12,8 +12,8 @@ from ..core.config.init import Init
 from ..core.config.model import Attention, Block, Decoder, Encoder, EncoderDecoder, Stack
 from ..core.config.norm import RMSNorm
 from ..core.config.position import Rotary
+from .pair_pages import pair
 from .recipe import Recipe
-from .vaswani import pair
 
 HEAD = Head(tied=False, softcap=15.0)
 INIT = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")

@@ -3,7 +3,7 @@ GELU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,33 +12,17 @@ from ..core.config import (
     Activation,
     Attention,
     Block,
-    Decoder,
-    Embed,
+    Init,
     LayerNorm,
     Learned,
     Model,
-    Stack,
 )
 from ..core.errors import need
 from . import decoder_pages
-from .decoder_pages import OURS, first_block
+from .decoder_pages import first_block, joint
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
-from .names import NameRule, Names, Table
-from .recipe import ConfigReader, Recipe, Settings
-
-
-def gpt2(
-    dim: int,
-    depth: int,
-    heads: int,
-    vocab: int = 50257,
-    bias: bool = True,
-    act: Activation = "gelu_tanh",
-) -> Decoder:
-    """The shape of GPT-2: learned positions, LayerNorm before, a tied head; 1,024 positions."""
-    block = Block(Attention(heads, bias=bias), MLP(4 * dim, act, bias), LayerNorm(bias=bias))
-    stack = Stack(depth, (block,), Learned(1024), last_norm=LayerNorm(bias=bias))
-    return Decoder(dim, 1024, Embed(vocab), stack)
+from .names import Names, Table
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
 def wide(dim: str = "n_embd", name: str = "") -> Key:
@@ -100,8 +84,11 @@ def _write_bias(model: Model) -> Settings:
     return {} if getattr(first_block(model).attention, "bias", True) else {"bias": False}
 
 
+SHAPE = decoder_pages.decoder(
+    Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64)
+)
 WORDS = words(
-    gpt2(768, 12, 12),
+    replace(SHAPE, init=Init()),
     SCALED,
     ALONE,
     only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
@@ -122,28 +109,6 @@ NORMS = {"attn_norm": "ln_1", "ffn_norm": "ln_2"}
 MATRICES = {"attn.out": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}
 # of GPT-NeoX, BLOOM and Falcon
 DENSE = {"ffn.up": "mlp.dense_h_to_4h", "ffn.down": "mlp.dense_4h_to_h"}
-
-
-def fused(
-    file_name: str,
-    params: Sequence[str] = ("q", "k", "v"),
-    layer: str = THEIRS,
-    transpose: bool = False,
-    axes: str = "",
-    heads: int = 1,
-    groups: int = 1,
-) -> tuple[NameRule, NameRule]:
-    """The rules of a layer that computes queries, keys and values together."""
-    weights, biases = (
-        tuple(f"{OURS}.attn.{name}.{end}" for name in params) for end in ("weight", "bias")
-    )
-    vector = axes.replace(" c", "")  # a bias has no columns
-    return (
-        NameRule(
-            f"{layer}.{file_name}.weight", weights, transpose, axes=axes, heads=heads, groups=groups
-        ),
-        NameRule(f"{layer}.{file_name}.bias", biases, axes=vector, heads=heads, groups=groups),
-    )
 
 
 MASKS = (
@@ -177,19 +142,23 @@ def table(
     )
 
 
-TABLE = table(NORMS, turned=MATRICES, more=fused("attn.c_attn", transpose=True))
+TABLE = table(NORMS, turned=MATRICES, more=joint("attn.c_attn", layer=THEIRS, transpose=True))
 
 GPT2 = Recipe(
     name="gpt2",
     paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners; Karpathy "
     "2022, nanoGPT",
-    sizes={
-        "124m": gpt2(768, 12, 12),
-        "350m": gpt2(1024, 24, 16),
-        "774m": gpt2(1280, 36, 20),
-        "1.5b": gpt2(1600, 48, 25),
-        "nanogpt": gpt2(768, 12, 12, vocab=50304, bias=False, act="gelu"),
-    },
+    sizes=sizes(
+        """
+        n_embd n_layer n_head vocab_size activation_function bias
+        124m    768  12 12 50257 -      -
+        350m    1024 24 16 50257 -      -
+        774m    1280 36 20 50257 -      -
+        1.5b    1600 48 25 50257 -      -
+        nanogpt 768  12 12 50304 "gelu" false
+        """,
+        resid_pdrop=0.0,
+    ),
     architectures=("GPT2LMHeadModel", "GPT2Model"),
     tokenizer="openai-community/gpt2",
     words=WORDS,

@@ -3,41 +3,26 @@ scores are not scaled."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.config import (
     MLP,
     Attention,
     Block,
-    Decoder,
-    Full,
-    Head,
     LayerNorm,
     Learned,
-    Model,
     Window,
 )
 from . import gpt2
-from .decoder_pages import blocks_of, decoder, slides, window_size, with_masks
-from .keys import MOST_BLOCKS, MOST_POSITIONS, Section
-from .recipe import ConfigReader, Recipe, Settings
+from .decoder_pages import LayerChoice, attention, decoder, variant
+from .keys import MOST_BLOCKS
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
-def gpt_neo(dim: int, depth: int, heads: int) -> Decoder:
-    """The shape of GPT-Neo: windows of 256 in every other block, 50,257 tokens, 2,048 positions."""
-    attention = Attention(heads, out_bias=True, scale=1.0)
-    blocks = tuple(
-        Block(replace(attention, mask=mask), MLP(4 * dim, bias=True), LayerNorm())
-        for mask in (Full(), Window(256))
-    )
-    return decoder(dim, depth, 2048, 50_257, blocks, Learned(2048), Head())
-
-
-def _masks(raw: ConfigReader, model: Decoder) -> Decoder:
+def _slide(raw: ConfigReader, depth: int) -> list[bool]:
     """``attention_types``: groups of kinds, and how many times each repeats."""
     groups = raw.value("attention_types", [[["global", "local"], 12]])
-    depth = len(blocks_of(model))
     spread = _is_grouped(groups)
     kinds = [kind for group, times in groups for kind in group * times] if spread else []
     raw.must(
@@ -45,8 +30,7 @@ def _masks(raw: ConfigReader, model: Decoder) -> Decoder:
         "attention_types",
         f'groups such as [["global", "local"], {depth // 2}] for {depth} blocks',
     )
-    window = Window(raw.integer("window_size", 256, most=MOST_POSITIONS))
-    return with_masks(model, [window if kind == "local" else Full() for kind in kinds])
+    return [kind == "local" for kind in kinds]
 
 
 def _is_grouped(groups: Any) -> bool:
@@ -62,16 +46,17 @@ def _is_grouped(groups: Any) -> bool:
     )
 
 
-def _write_masks(model: Model) -> Settings:
-    kinds = [("global", "local")[slides(block)] for block in blocks_of(model)]
-    return {"attention_types": [[kinds, 1]], "window_size": window_size(model) or 256}
+def _write_kinds(slide: Sequence[bool]) -> Settings:
+    return {"attention_types": [[[("global", "local")[is_local] for is_local in slide], 1]]}
 
 
 WORDS = gpt2.words(
-    gpt_neo(2048, 2, 16),
+    decoder(
+        Block(Attention(1, out_bias=True, scale=1.0), MLP(1, bias=True), LayerNorm()), Learned(64)
+    ),
     gpt2.wide("hidden_size", "intermediate_size"),
     gpt2.length("max_position_embeddings", 2048),
-    Section(_masks, _write_masks),
+    variant("attention.mask", Window(256), LayerChoice(_slide, _write_kinds), window_size="size"),
     needed="hidden_size num_layers num_heads",
     dropouts="resid_dropout embed_dropout attention_dropout",
 )
@@ -79,27 +64,26 @@ WORDS = gpt2.words(
 GPT_NEO = Recipe(
     name="gpt_neo",
     paper="Black et al. 2021, GPT-Neo; Eldan & Li 2023, TinyStories (arXiv 2305.07759)",
-    sizes={
-        "125m": gpt_neo(768, 12, 12),
-        "1.3b": gpt_neo(2048, 24, 16),
-        "2.7b": gpt_neo(2560, 32, 20),
-        "tinystories-1m": gpt_neo(64, 8, 16),
-        "tinystories-3m": gpt_neo(128, 8, 16),
-        "tinystories-8m": gpt_neo(256, 8, 16),
-        "tinystories-28m": gpt_neo(512, 8, 16),
-        "tinystories-33m": gpt_neo(768, 4, 16),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_layers num_heads attention_types
+        125m            768  12 12 [[["global","local"],6]]
+        1.3b            2048 24 16 -
+        2.7b            2560 32 20 [[["global","local"],16]]
+        tinystories-1m  64   8  16 [[["global","local"],4]]
+        tinystories-3m  128  8  16 [[["global","local"],4]]
+        tinystories-8m  256  8  16 [[["global","local"],4]]
+        tinystories-28m 512  8  16 [[["global","local"],4]]
+        tinystories-33m 768  4  16 [[["global","local"],2]]
+        """,
+        vocab_size=50_257,
+    ),
     tokenizer="EleutherAI/gpt-neo-125m",
     words=WORDS,
     family="GPTNeo",
     weights=gpt2.table(
         gpt2.NORMS,
         gpt2.MATRICES,
-        {
-            "attn.q": "attn.attention.q_proj",
-            "attn.k": "attn.attention.k_proj",
-            "attn.v": "attn.attention.v_proj",
-            "attn.out": "attn.attention.out_proj",
-        },
+        attention("attn.attention", "out_proj"),
     ),
 )

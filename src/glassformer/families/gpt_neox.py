@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Model, Rotary
+from ..core.config import MLP, Attention, Block, LayerNorm, Model, Rotary
 from ..core.errors import need
 from . import gpt2
 from .decoder_pages import (
     NORMS,
     decoder,
     first_block,
+    joint,
     read_rotary,
     stack,
     turned,
@@ -19,14 +20,7 @@ from .decoder_pages import (
 )
 from .keys import Key, Section
 from .names import Table
-from .recipe import ConfigReader, Recipe, Settings
-
-
-def gpt_neox(dim: int, depth: int, heads: int, vocab: int = 50_304) -> Decoder:
-    """The shape of GPT-NeoX: a quarter of each head turns; 2,048 positions."""
-    attention, mlp = Attention(heads, bias=True), MLP(4 * dim, "gelu", bias=True)
-    block = Block(attention, mlp, LayerNorm(), place="parallel_norms")
-    return decoder(dim, depth, 2048, vocab, block, Rotary(fraction=0.25))
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
 def _position(raw: ConfigReader) -> Rotary:
@@ -47,7 +41,7 @@ def _write_position(model: Model) -> Settings:
 
 
 WORDS = words(
-    gpt_neox(512, 6, 8),
+    decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Rotary()),
     Key(
         "use_parallel_residual",
         "place",
@@ -68,7 +62,7 @@ LAYER = "gpt_neox.layers.{i}"
 
 def weights(model: Model) -> Table:
     """The table of the model's weights: each head's queries, keys and values lie side by side."""
-    fused = gpt2.fused(
+    fused = joint(
         "attention.query_key_value",
         layer=LAYER,
         axes="(h 3 d) c -> (3 h d) c",
@@ -91,17 +85,20 @@ GPT_NEOX = Recipe(
     name="gpt_neox",
     paper="Black et al. 2022, GPT-NeoX-20B (arXiv 2204.06745); Biderman et al. 2023, Pythia (arXiv "
     "2304.01373)",
-    sizes={
-        "pythia-14m": gpt_neox(128, 6, 4),
-        "pythia-70m": gpt_neox(512, 6, 8),
-        "pythia-160m": gpt_neox(768, 12, 12),
-        "pythia-410m": gpt_neox(1024, 24, 16),
-        "pythia-1b": gpt_neox(2048, 16, 8),
-        "pythia-1.4b": gpt_neox(2048, 24, 16),
-        "pythia-2.8b": gpt_neox(2560, 32, 32),
-        "pythia-6.9b": gpt_neox(4096, 32, 32, vocab=50_432),
-        "pythia-12b": gpt_neox(5120, 36, 40, vocab=50_688),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size
+        pythia-14m  128  6  4  512   50304
+        pythia-70m  512  6  8  2048  50304
+        pythia-160m 768  12 12 3072  50304
+        pythia-410m 1024 24 16 4096  50304
+        pythia-1b   2048 16 8  8192  50304
+        pythia-1.4b 2048 24 16 8192  50304
+        pythia-2.8b 2560 32 32 10240 50304
+        pythia-6.9b 4096 32 32 16384 50432
+        pythia-12b  5120 36 40 20480 50688
+        """,
+    ),
     tokenizer="EleutherAI/pythia-70m",
     words=WORDS,
     family="GPTNeoX",

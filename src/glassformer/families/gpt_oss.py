@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import Block, Decoder, GatedMLP, RMSNorm, Rotary, Window, YarnScaling
+from ..core.config import Block, GatedMLP, RMSNorm, Rotary, YarnScaling
 from .decoder_pages import (
     ATTENTION,
     GATE_UP,
@@ -20,20 +20,11 @@ from .decoder_pages import (
     words,
 )
 from .names import NameRule
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, sizes
 from .sinks import ClampedMoE, SinkAttention
 
-NORM = RMSNorm(1e-5)
+MIXTURE = ClampedMoE(1, 1, GatedMLP(2880, bias=True))
 YARN = Rotary(150_000.0, scaling=YarnScaling(32.0, 4096, truncate=False))
-
-
-def gpt_oss(depth: int, experts: int) -> Decoder:
-    """The shape of GPT-OSS: width 2,880, 64 heads of 64, 201,088 tokens, 131,072 positions."""
-    attention = SinkAttention(64, 8, 64, bias=True)
-    mixture = ClampedMoE(experts, 4, GatedMLP(2880, bias=True), balance_loss=0.001)
-    full = Block(attention, mixture, NORM)
-    slides = replace(full, attention=replace(attention, mask=Window(128)))
-    return decoder(2880, depth, 131_072, 201_088, (slides, full), YARN)
 
 
 def _positions(raw: ConfigReader) -> Rotary:
@@ -44,7 +35,7 @@ def _positions(raw: ConfigReader) -> Rotary:
 
 
 WORDS = words(
-    gpt_oss(36, 128),
+    decoder(Block(SinkAttention(1, bias=True), MIXTURE, RMSNorm()), YARN),
     turned(_positions),
     windows(default=128, every=2, required=False),
     rope=ROPE_TABLE,
@@ -65,7 +56,17 @@ _EXPERTS, _FFN = f"{THEIRS}.mlp.experts", f"{OURS}.ffn"
 GPT_OSS = Recipe(
     name="gpt_oss",
     paper="OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card (arXiv 2508.10925)",
-    sizes={"20b": gpt_oss(24, 32), "120b": gpt_oss(36, 128)},
+    sizes=sizes(
+        """
+        num_hidden_layers num_local_experts
+        20b  24 32
+        120b 36 -
+        """,
+        hidden_size=2880,
+        num_attention_heads=64,
+        intermediate_size=2880,
+        vocab_size=201_088,
+    ),
     tokenizer="openai/gpt-oss-20b",
     words=WORDS,
     family="GptOss",

@@ -6,21 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Model, Rotary
+from ..core.config import MLP, Attention, Block, Head, LayerNorm, Model, Rotary
 from ..core.errors import need
 from . import gpt2
-from .decoder_pages import decoder, first_block, stack
+from .decoder_pages import attention, decoder, first_block, joint, stack
 from .keys import MOST_HEADS, Key, Section
-from .recipe import ConfigReader, Recipe, Settings
-
-
-def gptj(dim: int, depth: int, heads: int, turned: int, vocab: int = 50_400) -> Decoder:
-    """The shape of GPT-J: ``turned`` dimensions of each head turn; 50,400 tokens, 2,048
-    positions."""
-    block = Block(Attention(heads), MLP(4 * dim, bias=True), LayerNorm(), place="parallel")
-    position = Rotary(fraction=turned * heads / dim, interleaved=True)
-    head = Head(tied=False, bias=True)
-    return decoder(dim, depth, 2048, vocab, block, position, head)
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
 def _fraction(raw: ConfigReader) -> float:
@@ -39,7 +30,11 @@ def _write_turned(model: Model) -> Settings:
 
 
 WORDS = gpt2.words(
-    gptj(4096, 28, 16, 64),
+    decoder(
+        Block(Attention(1), MLP(1, bias=True), LayerNorm(), place="parallel"),
+        Rotary(interleaved=True),
+        Head(tied=False, bias=True),
+    ),
     Key("", "position.fraction", _fraction),
     gpt2.length(context=2048),
     Section(encode=_write_turned),
@@ -50,18 +45,18 @@ LAYERS = {"attn_norm": "ln_1", "ffn.up": "mlp.fc_in", "ffn.down": "mlp.fc_out"}
 GPTJ = Recipe(
     name="gptj",
     paper="Wang & Komatsuzaki 2021, GPT-J-6B: A 6 Billion Parameter Autoregressive Language Model",
-    sizes={"6b": gptj(4096, 28, 16, 64)},
+    sizes=sizes(
+        """
+        n_embd n_layer n_head vocab_size
+        6b 4096 28 16 50400
+        """,
+    ),
     tokenizer="EleutherAI/gpt-j-6b",
     words=WORDS,
     family="GPTJ",
     weights=gpt2.table(
         LAYERS,
-        {
-            "attn.q": "attn.q_proj",
-            "attn.k": "attn.k_proj",
-            "attn.v": "attn.v_proj",
-            "attn.out": "attn.out_proj",
-        },
+        attention("attn", "out_proj"),
     ),
 )
 
@@ -74,12 +69,16 @@ def _pieces(raw: ConfigReader) -> None:
 CODEGEN = Recipe(
     name="codegen",
     paper="Nijkamp et al. 2022, CodeGen: An Open Large Language Model for Code (arXiv 2203.13474)",
-    sizes={
-        "350m": gptj(1024, 20, 16, 32, vocab=51_200),
-        "2b": gptj(2560, 32, 32, 64, vocab=51_200),
-        "6b": gptj(4096, 33, 16, 64, vocab=51_200),
-        "16b": gptj(6144, 34, 24, 64, vocab=51_200),
-    },
+    sizes=sizes(
+        """
+        n_embd n_layer n_head rotary_dim
+        350m 1024 20 16 32
+        2b   2560 32 32 -
+        6b   4096 33 16 -
+        16b  6144 34 24 -
+        """,
+        vocab_size=51_200,
+    ),
     tokenizer="Salesforce/codegen-350M-mono",
     words=replace(WORDS, keys=(Key("", "", _pieces), *WORDS.keys)),
     family="CodeGen",
@@ -87,6 +86,11 @@ CODEGEN = Recipe(
         LAYERS,
         {"attn.out": "attn.out_proj"},
         # four pieces, each with its queries, values and keys
-        more=gpt2.fused("attn.qkv_proj", "qvk", axes="(4 3 d) c -> (3 4 d) c"),
+        more=joint(
+            "attn.qkv_proj",
+            "attn.q attn.v attn.k",
+            layer=gpt2.THEIRS,
+            axes="(4 3 d) c -> (3 4 d) c",
+        ),
     ),
 )

@@ -3,19 +3,10 @@ logits."""
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Rotary
+from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
 from .decoder_pages import LLAMA_TABLE, decoder, words
 from .keys import Key, keys
-from .recipe import Recipe
-
-
-def granite(dim: int, hidden: int, scale: float, divisor: float) -> Decoder:
-    """The shape of Granite 3: 40 blocks, 32 heads, 49,155 tokens, 4,096 positions."""
-    attention = Attention(32, 8, scale=scale)
-    block = Block(attention, GatedMLP(hidden), RMSNorm(), residual_scale=0.22)
-    head = Head(scale=1 / divisor)
-    return decoder(dim, 40, 4096, 49_155, block, Rotary(), head, scale=12.0)
-
+from .recipe import Recipe, sizes
 
 MULTIPLIERS = keys(
     attention_bias=False,
@@ -30,16 +21,31 @@ MULTIPLIERS = keys(
     ),
 )
 WORDS = words(
-    granite(2048, 8192, 1 / 64, 8.0), *MULTIPLIERS, max_position_embeddings=2048, mlp_bias=False
+    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
+    *MULTIPLIERS,
+    max_position_embeddings=2048,
+    mlp_bias=False,
 )
 
 GRANITE = Recipe(
     name="granite",
     paper="Granite Team, IBM 2024, Granite 3.0 Language Models",
-    sizes={
-        "3.0-2b": granite(2048, 8192, 1 / 64, 8.0),
-        "3.0-8b": granite(4096, 12_800, 1 / 128, 16.0),
-    },
+    sizes=sizes(
+        """
+        hidden_size intermediate_size attention_multiplier logits_scaling
+        3.0-2b 2048 8192  0.015625  8.0
+        3.0-8b 4096 12800 0.0078125 16.0
+        """,
+        num_hidden_layers=40,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=4096,
+        vocab_size=49_155,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-05,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+    ),
     tokenizer="ibm-granite/granite-3.0-2b-base",
     words=WORDS,
     family="Granite",

@@ -3,15 +3,12 @@ the network that every token passes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ..core.config import (
     Attention,
     Block,
-    Decoder,
     GatedMLP,
-    Head,
     MoE,
     NoPosition,
     RMSNorm,
@@ -21,11 +18,11 @@ from .decoder_pages import (
     ATTENTION,
     GATE_UP,
     NORMS,
-    OURS,
     THEIRS,
     LayerChoice,
     counted,
     decoder,
+    joint,
     listed,
     read_rotary,
     table,
@@ -35,19 +32,7 @@ from .decoder_pages import (
 from .keys import MOST_HEADS, Key
 from .mixers import Mamba2
 from .names import NameRule, under
-from .recipe import ConfigReader, Recipe
-
-NORM = RMSNorm(1e-5)
-
-
-def granite_h(
-    dim: int, attention: Attention, mixer: Any, think: GatedMLP | MoE, divisor: float
-) -> Decoder:
-    """The shape of Granite 4.0 H: attention in four of 40 blocks, 100,352 tokens, 131,072 positions."""
-    full = Block(attention, think, NORM, residual_scale=0.22)
-    pattern = [full if i == 5 else replace(full, attention=mixer) for i in range(10)]
-    head = Head(scale=1 / divisor)
-    return decoder(dim, 40, 131_072, 100_352, pattern, NoPosition(), head, scale=12.0)
+from .recipe import ConfigReader, Recipe, sizes
 
 
 def _positions(raw: ConfigReader) -> Any:
@@ -64,29 +49,10 @@ def _head_dim(raw: ConfigReader) -> Any:
     return width // raw.integer("mamba_n_heads", 128, most=MOST_HEADS)
 
 
-_SIZES = {
-    "4.0-h-micro": granite_h(2048, Attention(32, 8, scale=1 / 64), Mamba2(64), GatedMLP(8192), 8.0),
-    "4.0-h-tiny": granite_h(
-        1536,
-        Attention(12, 4, scale=1 / 128),
-        Mamba2(48),
-        MoE(64, 6, GatedMLP(512), balance_loss=0.001, shared=GatedMLP(1024)),
-        6.0,
-    ),
-    "4.0-h-small": granite_h(
-        4096,
-        Attention(32, 8, scale=1 / 128),
-        Mamba2(128),
-        MoE(72, 10, GatedMLP(768), balance_loss=0.001, shared=GatedMLP(1536)),
-        16.0,
-    ),
-}
-
-
-_PLAIN = Attention(32, 8)
+_KINDS = ("linear_attention", "full_attention")
 MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
 WORDS = words(
-    granite_h(2048, _PLAIN, _PLAIN, GatedMLP(1024), 8.0),
+    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), NoPosition()),
     *granite.MULTIPLIERS,
     mamba2.SILU,
     mamba2.UNLIMITED,
@@ -100,7 +66,7 @@ WORDS = words(
     variant(
         "attention",
         Mamba2(128, state=256, eps=1e-6),
-        listed("linear_attention", "full_attention", lambda raw, depth: [True] * depth),
+        listed(*_KINDS, lambda raw, depth: [True] * depth),
         absent={"mamba_n_heads": 1},
         mamba_n_heads="state_heads",
         mamba_d_head=Key("mamba_d_head", "head_dim", _head_dim),
@@ -127,19 +93,34 @@ WORDS = words(
     shared_intermediate_size=(1024, "feedforward.hidden"),
 )
 
-_FFN = f"{OURS}.ffn"
 SHARED = [
-    NameRule(f"{THEIRS}.shared_mlp.{name}.weight", layers)
-    for at in (_FFN, f"{_FFN}.shared")
-    for name, layers in (
-        ("input_linear", (f"{at}.gate.weight", f"{at}.up.weight")),
-        ("output_linear", (f"{at}.down.weight",)),
-    )
+    rule
+    for at in ("ffn", "ffn.shared")
+    for name, params in (("input", f"{at}.gate {at}.up"), ("output", f"{at}.down"))
+    for rule in joint(f"shared_mlp.{name}_linear", params)
 ]
 GRANITEMOEHYBRID = Recipe(
     name="granitemoehybrid",
     paper="IBM 2025, Granite 4.0; Dao & Gu 2024, Transformers are SSMs (arXiv 2405.21060)",
-    sizes=_SIZES,
+    sizes=sizes(
+        """
+        hidden_size num_attention_heads num_key_value_heads shared_intermediate_size \
+        attention_multiplier logits_scaling mamba_n_heads num_local_experts num_experts_per_tok \
+        intermediate_size
+        4.0-h-micro 2048 32 8 8192 0.015625  8.0  64 0  -  -
+        4.0-h-tiny  1536 12 4 -    0.0078125 6.0  48 64 6  512
+        4.0-h-small 4096 32 8 1536 0.0078125 16.0 -  72 10 768
+        """,
+        num_hidden_layers=40,
+        max_position_embeddings=131_072,
+        vocab_size=100_352,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-05,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        mamba_d_state=128,
+        layer_types=[_KINDS[i % 10 == 5] for i in range(40)],
+    ),
     tokenizer="ibm-granite/granite-4.0-h-micro",
     words=WORDS,
     family="GraniteMoeHybrid",

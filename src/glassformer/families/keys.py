@@ -8,8 +8,8 @@ plain feed-forward stands below ``feedforward`` too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core import config
@@ -68,7 +68,7 @@ INTEGERS = {
         MOST_HEADS: "heads head_dim experts top_k state_heads state groups key_heads value_heads "
         "key_dim value_dim content_dim rope_dim",
         MOST_HIDDEN: "hidden kv_rank q_rank",
-        MOST_POSITIONS: "context length",
+        MOST_POSITIONS: "context length size original_context",
         MOST_TOKENS: "vocab",
         1 << 20: "dim segments buckets distance",
     }.items()
@@ -191,18 +191,30 @@ class Section:
 
 @dataclass(frozen=True)
 class ConfigWords:
-    """A family's config.json both ways: a model that the keys change, then section by section."""
+    """A family's config.json both ways: a model that the keys change, then section by section.
+
+    ``defaults`` are words that a file may lack, ``older`` the words of older files and what they are
+    called now.
+    """
 
     template: Any
     keys: Sequence[Key]
     sections: Sequence[Section] = ()
+    defaults: Settings = field(default_factory=Settings)
+    older: Mapping[str, str] = field(default_factory=Settings)
 
     def decode(self, raw: ConfigReader) -> Any:
         """The config.json as our config."""
+        named = {now: raw.table[word] for word, now in self.older.items() if word in raw.table}
+        raw = replace(raw, table={**self.defaults, **named, **raw.table})
         model = read_keys(raw, self.template, self.keys)
         for section in self.sections:
             model = section.decode(raw, model)
         return model
+
+    def model(self, **words: Any) -> Any:
+        """The config of a config.json with these words."""
+        return self.decode(ConfigReader(words))
 
     def encode(self, model: Any) -> Settings:
         """Our config as a config.json, as far as that can say it."""
@@ -265,28 +277,6 @@ def _walk(node: Any, steps: list[str], path: str = "") -> tuple[str, Any] | None
     if steps[0] in node:
         return _walk(node[steps[0]], steps[1:], f"{path}.{steps[0]}")
     return _walk(node.get("expert"), steps, f"{path}.expert")
-
-
-def read_start(raw: ConfigReader, default: int | None = None) -> tuple[int, ...]:
-    """First tokens of a target: ``default`` where the file lacks the word; () is the tokenizer's.
-
-    The second is the one that transformers forces: a translation's language.
-    """
-    first = raw.table.get("decoder_start_token_id", default)
-    forced = raw.value("forced_bos_token_id", None)
-    for key, id in (("decoder_start_token_id", first), ("forced_bos_token_id", forced)):
-        fits = id is None or (type(id) is int and 0 <= id < raw.integer("vocab_size"))
-        raw.must(fits, key, "the id of a token")
-    raw.must(first is not None or forced is None, "forced_bos_token_id", "after a first token")
-    return () if first is None else (first,) if forced is None else (first, forced)
-
-
-def write_start(model: Any) -> Settings:
-    """Words of a config.json for what a target begins with."""
-    start = getattr(model, "start", ())
-    words = ("decoder_start_token_id", "forced_bos_token_id")
-    need(len(start) <= len(words), f"No published layout begins a target with {len(start)} tokens.")
-    return dict(zip(words, start, strict=False))
 
 
 # ---------------------------------------------------------------- what means the same is written

@@ -10,15 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config.mask import Window
-from ..core.config.model import EncoderDecoder, Model, stacks
+from ..core.config.model import Model, stacks
 from ..core.config.position import Learned
 from . import bart
-from .keys import ConfigWords, Section, read_start, revise, write_start
+from .keys import ConfigWords, Section, revise
 from .longformer import GlobalTokens, LongformerAttention, SideTable
 from .names import Table
-from .recipe import ConfigReader, Recipe, Settings, tile
-
-KIN = bart.Kin(before=False, scaled=False, default_start=2)
+from .recipe import ConfigReader, Recipe, Settings, sizes, tile
 
 
 def mask_of(window: int, tokens: int) -> Any:
@@ -27,21 +25,8 @@ def mask_of(window: int, tokens: int) -> Any:
     return near | GlobalTokens(tokens) if tokens else near
 
 
-def led(dim: int, depth: int, heads: int, hidden: int, tokens: int = 0) -> EncoderDecoder:
-    """The shape of LED: windows of 1,024 tokens, sources of 16,384 and targets of 1,024; so many
-    global ``tokens``."""
-    model: Any = KIN.model(dim, (depth, depth), heads, hidden, 50_265, 16_384)
-    block = model.encoder.pattern[0]
-    attention = LongformerAttention(heads, bias=True, mask=mask_of(1024, tokens))
-    pattern = (replace(block, attention=attention),)
-    encoder = replace(model.encoder, pattern=pattern, position=Learned(16_384))
-    decoder = replace(model.decoder, position=SideTable(1024))
-    model = replace(model, encoder=encoder, decoder=decoder, start=(2,))
-    return model  # type: ignore[no-any-return]
-
-
 def read_windows(raw: ConfigReader, model: Any) -> Any:
-    """The model with its windows, and what a target begins with."""
+    """The model with its windows, and global tokens."""
     depth, windows = model.encoder.depth, raw.value("attention_window", 512)
     windows = windows if isinstance(windows, list) else [windows] * depth
     even = all(type(n) is int and n > 0 and n % 2 == 0 for n in windows)
@@ -53,33 +38,47 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
         attention = replace(block.attention, mask=mask_of(window, count))
         blocks.append(replace(block, attention=attention))
     encoder = replace(model.encoder, pattern=tile(blocks))
-    return replace(model, encoder=encoder, start=read_start(raw, KIN.default_start))
+    return replace(model, encoder=encoder)
 
 
 def write_windows(model: Model) -> Settings:
-    """Settings of windows, and of what a target begins with."""
-    # a tokenizer's follows, where there is one; theirs fills windows with it
-    raw: Settings = {**write_start(model), **bart.bias(model), "pad_token_id": 1}
+    """Settings of windows and global tokens."""
     encoder = stacks(model)["encoder"]
     attentions: list[Any] = [encoder.block(i).attention for i in range(encoder.depth)]
     windows = [getattr(mixer, "mask", None) for mixer in attentions]
     sizes = [getattr(mask, "rules", (mask,))[0] for mask in windows]
-    raw["attention_window"] = [2 * getattr(window, "size", 1) - 2 for window in sizes]
+    raw: Settings = {"attention_window": [2 * getattr(window, "size", 1) - 2 for window in sizes]}
     count = getattr(attentions[0], "global_tokens", 0)
     return {**raw, "global_tokens": count} if count else raw
 
 
+BART: Any = bart.words(bart.TABLE, place="post", normed=True, first=2)
+_block = BART.template.encoder.pattern[0]
+_attention: Any = LongformerAttention(1, bias=True, mask=mask_of(2, 1))
+_sides = {
+    "encoder": replace(
+        BART.template.encoder,
+        pattern=(replace(_block, attention=_attention),),
+        position=Learned(64),
+    ),
+    "decoder": replace(BART.template.decoder, position=SideTable(64)),
+}
 WORDS = ConfigWords(
-    led(64, 1, 1, 1),
+    replace(BART.template, **_sides),
     revise(
-        KIN.keys,
+        BART.keys,
         max_encoder_position_embeddings=(16_384, "context encoder.position.length"),
         max_decoder_position_embeddings=(1024, "decoder.position.length"),
         without="max_position_embeddings scale_embedding",
     ),
-    [Section(read_windows, write_windows)],
+    [
+        *BART.sections,
+        Section(read_windows, write_windows),
+        # a tokenizer's follows, where there is one; theirs fills windows with it
+        Section(encode=lambda model: {"pad_token_id": 1}),
+    ],
 )
-_WORDS = {"q": "query", "k": "key", "v": "value"}
+WORDS_OF = {"q": "query", "k": "key", "v": "value"}
 
 
 def _theirs(name: str) -> str:
@@ -87,7 +86,7 @@ def _theirs(name: str) -> str:
     name = f"led.{name[6:]}" if name.startswith("model.") else name
     if ".encoder." not in name:
         return name
-    for letter, word in _WORDS.items():
+    for letter, word in WORDS_OF.items():
         name = name.replace(f"self_attn.{letter}_proj", f"self_attn.longformer_self_attn.{word}")
     return name.replace("self_attn.out_proj", "self_attn.output")
 
@@ -103,7 +102,7 @@ def table(model: Model) -> Table:
             param_names=str(rule.param_names).replace(f".{letter}.", f".{letter}_global."),
         )
         for rule in rules
-        for letter, word in _WORDS.items()
+        for letter, word in WORDS_OF.items()
         if f"longformer_self_attn.{word}." in rule.file_name
     ]
     return replace(
@@ -118,12 +117,18 @@ def table(model: Model) -> Table:
 LED = Recipe(
     name="led",
     paper="Beltagy et al. 2020, Longformer: The Long-Document Transformer (arXiv 2004.05150)",
-    sizes={
-        "base-16384": led(768, 6, 12, 3072),
-        "large-16384": led(1024, 12, 16, 4096),
-        "large-16384-arxiv": led(1024, 12, 16, 4096, tokens=1),
-    },
-    architectures=("LEDForConditionalGeneration", "LEDModel"),
+    sizes=sizes(
+        """
+        d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads \
+        encoder_ffn_dim decoder_ffn_dim global_tokens
+        base-16384        768  6 6 12 12 3072 3072 -
+        large-16384       1024 - - -  -  -    -    -
+        large-16384-arxiv 1024 - - -  -  -    -    1
+        """,
+        vocab_size=50_265,
+        attention_window=1024,
+    ),
+    architectures=bart.ends("LED"),
     tokenizer="allenai/led-base-16384 (byte-level BPE)",
     words=WORDS,
     weights=table,

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from ..core.config import Attention, Block, Decoder, GatedMLP, Head, RMSNorm, Rotary
-from .decoder_pages import decoder, listed, numbers, read_numbers, rotary, table, variant, words
+from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
+from .decoder_pages import (
+    attention,
+    decoder,
+    listed,
+    numbers,
+    read_numbers,
+    rotary,
+    table,
+    variant,
+    words,
+)
 from .keys import MOST_HIDDEN, Key, Section
 from .mixers import ShortConv
-from .recipe import ConfigReader, Recipe, Settings
-
-NORM = RMSNorm(1e-5)
-
-
-def lfm2(dim: int, heads: int, hidden: int, attends: Sequence[int], depth: int = 16) -> Decoder:
-    """The shape of LFM2: 8 key-value heads, 65,536 tokens, 128,000 positions."""
-    mixer: Any = ShortConv()
-    full = Block(Attention(heads, 8, qk_norm=NORM), GatedMLP(hidden), NORM)
-    conv = replace(full, attention=mixer)
-    blocks = tuple(full if i in attends else conv for i in range(depth))
-    return decoder(dim, depth, 128_000, 65_536, blocks, Rotary(1e6), Head())
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
 def _hidden(raw: ConfigReader) -> int:
@@ -51,7 +49,7 @@ def _write_kinds(convolves: Sequence[bool]) -> Settings:
 
 _KINDS = listed("conv", "full_attention", _convolves)
 WORDS = words(
-    lfm2(2560, 32, 8192, (0,), 1),
+    decoder(Block(Attention(1, qk_norm=RMSNorm()), GatedMLP(1), RMSNorm()), Rotary()),
     Key("intermediate_size", "feedforward.hidden", _hidden),
     Key("tie_word_embeddings", "head.tied", _tied),
     rotary(1e6),
@@ -72,20 +70,24 @@ WORDS = words(
 LFM2 = Recipe(
     name="lfm2",
     paper="Liquid AI 2025, LFM2 Technical Report (arXiv 2511.23404)",
-    sizes={
-        "350m": lfm2(1024, 16, 4608, (2, 5, 8, 10, 12, 14)),
-        "700m": lfm2(1536, 24, 6912, (2, 5, 8, 10, 12, 14)),
-        "1.2b": lfm2(2048, 32, 8192, (2, 5, 8, 10, 12, 14)),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_attention_heads intermediate_size
+        350m 1024 16 4608
+        700m 1536 24 6912
+        1.2b 2048 32 8192
+        """,
+        num_hidden_layers=16,
+        vocab_size=65_536,
+        block_auto_adjust_ff_dim=False,
+        full_attn_idxs=[2, 5, 8, 10, 12, 14],
+    ),
     tokenizer="LiquidAI/LFM2-350M",
     words=WORDS,
     family="Lfm2",
     weights=table(
         {
-            "attn.q": "self_attn.q_proj",
-            "attn.k": "self_attn.k_proj",
-            "attn.v": "self_attn.v_proj",
-            "attn.out": "self_attn.out_proj",
+            **attention(out="out_proj"),
             "attn.q_norm": "self_attn.q_layernorm",
             "attn.k_norm": "self_attn.k_layernorm",
             "attn.in_proj": "conv.in_proj",

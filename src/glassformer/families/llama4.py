@@ -41,15 +41,15 @@ from .decoder_pages import (
     window_of,
     with_blocks,
     words,
+    write_scaling,
 )
 from .keys import Section, layer_keys, read_keys, write_keys
 from .mixers import TunedAttention
 from .mixtral import STILL_ROUTER
 from .names import NameRule, under
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 from .routed import ScaledInputMoE
 
-NORM = RMSNorm(1e-5)
 KINDS = ("chunked_attention", "full_attention")
 QK_NORM = RMSNorm(1e-5, gain=False)
 MIXTURE = ScaledInputMoE(
@@ -63,19 +63,6 @@ MIXTURE = ScaledInputMoE(
 )
 TUNED = TunedAttention(1)
 TUNING = layer_keys(TUNED, floor_scale="length", attn_scale="strength")
-
-
-def llama4(
-    experts: int, every: int, context: int, qk_norm: RMSNorm | None, rope: Rotary
-) -> Decoder:
-    """The shape of Llama 4: width 5,120, 48 blocks, 40 heads and 8 key-value heads of 128, 202,048
-    tokens, and experts in each block or in every second."""
-    mixture = replace(MIXTURE, experts=experts)
-    thinks = (mixture, mixture) if every == 1 else (GatedMLP(16_384), mixture)
-    attention = Attention(40, 8, 128, qk_norm=qk_norm, mask=Chunk(8192))
-    blocks = [Block(attention, thinks[i % 2], NORM) for i in range(3)]
-    last = Block(TunedAttention(40, 8, 128), mixture, NORM, position=NoPosition())
-    return decoder(5120, 48, context, 202_048, (*blocks, last), rope)
 
 
 def _rotary(raw: ConfigReader) -> Rotary:
@@ -132,7 +119,7 @@ def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
 
 
 WORDS = words(
-    decoder(5120, 1, 1, 1, Block(Attention(40, qk_norm=QK_NORM), GatedMLP(1), NORM), Rotary()),
+    decoder(Block(Attention(1, qk_norm=QK_NORM), GatedMLP(1), RMSNorm()), Rotary()),
     STILL_ROUTER,
     turned(_rotary),
     Section(_read_attention, _write_attention),
@@ -158,16 +145,18 @@ _EXPERTS = f"{THEIRS}.feed_forward.experts"
 LLAMA4 = Recipe(
     name="llama4",
     paper="Meta 2025, The Llama 4 herd",
-    sizes={
-        "scout-17b-16e": llama4(
-            16,
-            1,
-            10_485_760,
-            QK_NORM,
-            Rotary(500_000.0, scaling=Llama3Scaling(16.0, 1.0, 1.0, 8192), interleaved=True),
-        ),
-        "maverick-17b-128e": llama4(128, 2, 1_048_576, None, Rotary(500_000.0, interleaved=True)),
-    },
+    sizes=sizes(
+        """
+        max_position_embeddings use_qk_norm num_local_experts interleave_moe_layer_step rope_scaling
+        scout-17b-16e     10485760 true  16  1 -
+        maverick-17b-128e 1048576  false 128 2 null
+        """,
+        hidden_size=5120,
+        num_hidden_layers=48,
+        num_attention_heads=40,
+        vocab_size=202_048,
+        rope_scaling=write_scaling(Llama3Scaling(16.0, 1.0, 1.0, 8192)),
+    ),
     architectures=("Llama4ForCausalLM", "Llama4TextModel"),
     model_type="llama4_text",
     tokenizer="meta-llama/Llama-4-Scout-17B-16E",

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from ..core.config import Attention, Block, Decoder, Head, Model, NoPosition, RMSNorm
+from ..core.config import Attention, Block, Decoder, Model, NoPosition, RMSNorm
 from .decoder_pages import decoder, first_layer, table
 from .keys import ConfigWords, Key, Section, keys, only, spelled_out
 from .mixers import Mamba2
 from .names import under
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
+MIXER: Any = Mamba2(1)
 FREE = [0.0, float("inf")]  # steps as long as a token says
-CONTEXT = 1 << 20  # no file tells one: a state reads any length
-
-
-def mamba2(dim: int, depth: int) -> Decoder:
-    """The shape of Mamba-2: heads of 64 over twice the width, 50,288 tokens, a tied head."""
-    mixer: Any = Mamba2(2 * dim // 64)
-    block = Block(mixer, None, RMSNorm(1e-5))
-    return decoder(dim, depth, CONTEXT, 50_288, block, NoPosition(), Head())
 
 
 def _unlimited(raw: ConfigReader) -> None:
@@ -55,7 +49,8 @@ HEAD_DIM = Section(
 
 
 WORDS = ConfigWords(
-    mamba2(768, 1),
+    # no file says a context: a state reads any length
+    replace(decoder(Block(MIXER, None, RMSNorm()), NoPosition()), context=1 << 20),
     (
         *keys(
             "hidden_size",
@@ -83,13 +78,19 @@ TABLES = {name: name for name in ("A_log", "D", "dt_bias")}
 MAMBA2 = Recipe(
     name="mamba2",
     paper="Dao & Gu 2024, Transformers are SSMs (arXiv 2405.21060)",
-    sizes={
-        "130m": mamba2(768, 24),
-        "370m": mamba2(1024, 48),
-        "780m": mamba2(1536, 48),
-        "1.3b": mamba2(2048, 48),
-        "2.7b": mamba2(2560, 64),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_heads
+        130m 768  24 24
+        370m 1024 48 32
+        780m 1536 48 48
+        1.3b 2048 48 64
+        2.7b 2560 -  80
+        """,
+        vocab_size=50_288,
+        n_groups=1,
+        tie_word_embeddings=True,
+    ),
     tokenizer="EleutherAI/gpt-neox-20b",
     words=WORDS,
     family="Mamba2",

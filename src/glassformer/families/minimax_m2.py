@@ -3,23 +3,15 @@ mixture in every block."""
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, Decoder, GatedMLP, RMSNorm, Rotary
+from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
 from .decoder_pages import ATTENTION, NORMS, QK_NORMS, decoder, read_rotary, table, turned, words
 from .keys import MOST_HEADS, only
 from .mixtral import EXPERTS, STILL_ROUTER
-from .recipe import ConfigReader, Recipe
+from .recipe import ConfigReader, Recipe, sizes
 from .routed import RoutedMoE
 
-NORM = RMSNorm(1e-6)
+QUERIES = Attention(1, out_bias=False, qk_norm=RMSNorm(), qk_norm_whole=True)
 THETA = 5_000_000.0
-
-
-def minimax_m2(dim: int, depth: int, heads: int, experts: RoutedMoE) -> Decoder:
-    """The shape of MiniMax-M2: 8 key-value heads of 128, 200,064 tokens, 196,608 positions."""
-    attention = Attention(heads, 8, 128, out_bias=False, qk_norm=NORM, qk_norm_whole=True)
-    return decoder(
-        dim, depth, 196_608, 200_064, Block(attention, experts, NORM), Rotary(THETA, 0.5)
-    )
 
 
 def _positions(raw: ConfigReader) -> Rotary:
@@ -29,9 +21,8 @@ def _positions(raw: ConfigReader) -> Rotary:
     return read_rotary(raw, THETA, turned / width)
 
 
-M2 = minimax_m2(3072, 62, 48, RoutedMoE(256, 8, GatedMLP(1536), balance_loss=0.001))
 WORDS = words(
-    M2,
+    decoder(Block(QUERIES, RoutedMoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
     STILL_ROUTER,
     only("scoring_func", "sigmoid", "each expert is scored by itself"),
     only("use_routing_bias", True, "a bias corrects the scores"),
@@ -50,7 +41,13 @@ WORDS = words(
 MINIMAX_M2 = Recipe(
     name="minimax_m2",
     paper="MiniMax 2025, MiniMax-M2 (huggingface.co/MiniMaxAI/MiniMax-M2)",
-    sizes={"230b-a10b": M2},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size
+        230b-a10b 3072 62 48 1536 200064
+        """,
+        partial_rotary_factor=0.5,
+    ),
     tokenizer="MiniMaxAI/MiniMax-M2",
     words=WORDS,
     family="MiniMaxM2",

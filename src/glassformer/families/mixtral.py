@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, Decoder, GatedMLP, MoE, RMSNorm, Rotary
+from ..core.config import Attention, Block, GatedMLP, MoE, RMSNorm, Rotary
 from .decoder_pages import ATTENTION, NORMS, decoder, experts, rotary, table, window, words
 from .keys import only
-from .recipe import Recipe
-
-
-def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance: float) -> Decoder:
-    """The shape of Mixtral: 8 key-value heads, 32,000 tokens."""
-    block = Block(Attention(heads, 8), MoE(8, 2, GatedMLP(hidden), balance_loss=balance), RMSNorm())
-    return decoder(dim, depth, context, 32_000, block, Rotary(1e6))
-
+from .recipe import Recipe, sizes
 
 STILL_ROUTER = only("router_jitter_noise", 0.0, "no router here shakes what it reads")
 WORDS = words(
-    mixtral(4096, 32, 32, 14_336, 32_768, 0.001),
+    decoder(Block(Attention(1), MoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
     STILL_ROUTER,
     window(),
     rotary(1e6),
@@ -35,10 +28,15 @@ WEIGHTS = table(ATTENTION, NORMS, tables=EXPERTS)
 MIXTRAL = Recipe(
     name="mixtral",
     paper="Jiang et al. 2024, Mixtral of Experts (arXiv 2401.04088)",
-    sizes={
-        "8x7b": mixtral(4096, 32, 32, 14_336, 32_768, balance=0.02),
-        "8x22b": mixtral(6144, 56, 48, 16_384, 65_536, balance=0.001),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size \
+        max_position_embeddings router_aux_loss_coef
+        8x7b  4096 32 32 14336 32768 0.02
+        8x22b 6144 56 48 16384 65536 -
+        """,
+        vocab_size=32_000,
+    ),
     tokenizer="mistralai/Mixtral-8x7B-v0.1",
     words=WORDS,
     family="Mixtral",

@@ -6,35 +6,35 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import GatedMLP
-from ..core.config.model import Attention, Block, Encoder, Stack
+from ..core.config.model import Attention, Block, Encoder
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Rotary
 from . import decoder_pages
-from .decoder_pages import INIT, THEIRS, M, blocks_of, rotary_of, slides, stack, words, write_scheme
+from .decoder_pages import (
+    M,
+    blocks_of,
+    joint,
+    rotary_of,
+    slides,
+    stack,
+    words,
+    write_scheme,
+)
 from .encoder_pages import (
     HEADS,
+    encoder,
     read_heads,
     write_heads,
 )
 from .keys import MOST_POSITIONS, Key, Section, key, only
 from .mechanisms import FirstBlock
-from .names import NameRule, Table
-from .recipe import ConfigReader, Recipe, Settings
+from .names import Table
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 LOCAL, GLOBAL = 10_000.0, 160_000.0  # theta of blocks with a window, and of the others
+NORM = LayerNorm(bias=False)
 ACT = key("classifier_activation", "gelu", "act")
-
-
-def modernbert(dim: int, depth: int, heads: int, hidden: int) -> Encoder:
-    """The shape of ModernBERT as pretrained, for words under masks."""
-    norm = LayerNorm(bias=False)
-    block = Block(Attention(heads), GatedMLP(hidden, "gelu"), norm)
-    body = Stack(depth, (block,), Rotary(GLOBAL), False, first_norm=norm, last_norm=norm)
-    head = Head(bias=True, transform="gelu", norm=norm, transform_bias=False)
-    model = Encoder(dim, 8192, Embed(50_368), body, head, INIT)
-    return read_windows(ConfigReader({}), model)
 
 
 def read_windows(raw: ConfigReader, model: M) -> M:
@@ -82,7 +82,7 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
         "norm": stack(model).first_norm,
     }
     dropout = raw.number("classifier_dropout", 0.0, most=0.99)
-    model = read_heads(raw, model, act, dropout=dropout)
+    model = read_heads(raw, model, act, None, dropout)
     if model.head is not None:
         layer["bias"] = raw.flag("decoder_bias", True)
         return replace(model, head=replace(model.head, **layer))
@@ -111,7 +111,7 @@ def write_ends(model: Encoder) -> Settings:
 
 
 WORDS = words(
-    replace(modernbert(768, 1, 12, 1152), head=None),
+    encoder(Block(Attention(1), GatedMLP(1), NORM), Rotary(), last_norm=NORM),
     only("sparse_prediction", False, "logits here are of all tokens"),
     only("rope_scaling", None, "blocks of two kinds turn by rope_parameters"),
     Key("", "position", lambda raw: _positions(raw)[1]),
@@ -135,12 +135,10 @@ _LAYER = {
     "ffn_norm": "mlp_norm",
     "ffn.down": "mlp.Wo",
 }
-_JOINT = {"attn.Wqkv": ("attn.q", "attn.k", "attn.v"), "mlp.Wi": ("ffn.gate", "ffn.up")}
-_FUSED = [
-    NameRule(f"{THEIRS}.{name}.{end}", tuple(f"encoder.blocks.{{i}}.{x}.{end}" for x in layers))
-    for name, layers in _JOINT.items()
-    for end in ("weight", "bias")
-]
+_FUSED = (
+    *joint("attn.Wqkv", side="encoder"),
+    *joint("mlp.Wi", "ffn.gate ffn.up", side="encoder"),
+)
 
 
 def table(model: Encoder) -> Table:
@@ -168,7 +166,15 @@ MODERNBERT = Recipe(
     name="modernbert",
     paper="Warner et al. 2024, Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder "
     "(arXiv 2412.13663)",
-    sizes={"base": modernbert(768, 22, 12, 1152), "large": modernbert(1024, 28, 16, 2624)},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size
+        base  768  22 12 1152
+        large 1024 28 16 2624
+        """,
+        vocab_size=50_368,
+        architectures=["ModernBertForMaskedLM"],
+    ),
     family="ModernBert",
     heads=HEADS,
     tokenizer="answerdotai/ModernBERT-base (byte-level BPE)",

@@ -3,34 +3,24 @@ positions."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..core.config.embed_head import Embed
-from ..core.config.model import Encoder, stacks
-from ..core.config.pool import Pool
+from ..core.config.model import Encoder
 from . import roberta
-from .bert import SHARED
-from .encoder_pages import HEADS, LAYER, trunk, write_heads
+from .bert import BLOCK, SHARED
+from .encoder_pages import HEADS, LAYER, encoder, trunk
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import LearnedWithBias
 from .names import NameRule, Table
-from .recipe import Recipe
+from .recipe import Recipe, sizes
 
+POSITION: Any = LearnedWithBias(64, 2)
 START = 2  # transformers has this row for the first position, whatever the id of padding
 
 
-def mpnet(dim: int, depth: int, heads: int) -> Encoder:
-    """The shape of MPNet as pretrained, for words under masks; 512 positions."""
-    model = roberta.roberta(dim, depth, heads)
-    position: Any = LearnedWithBias(512, START)
-    stack = replace(stacks(model)["encoder"], position=position)
-    return replace(model, embed=Embed(30_527), encoder=stack)
-
-
 WORDS = ConfigWords(
-    replace(mpnet(128, 2, 2), head=None),
+    encoder(BLOCK, POSITION),
     revise(
         SHARED,
         only("relative_attention_num_buckets", 32, "distances here lie in 32 buckets"),
@@ -43,7 +33,7 @@ WORDS = ConfigWords(
         without="type_vocab_size",
     ),
     [
-        Section(partial(roberta.read_ends, name="mpnet"), partial(write_heads, family="MPNet")),
+        roberta.with_head("MPNet", "mpnet"),
         Section(encode=lambda model: {"pad_token_id": START - 1}),
     ],
 )
@@ -67,12 +57,20 @@ MPNET = Recipe(
     name="mpnet",
     paper="Song et al. 2020, MPNet: Masked and Permuted Pre-training for Language Understanding "
     "(arXiv 2004.09297)",
-    sizes={
-        "base": mpnet(768, 12, 12),
-        "all-base-v2": replace(
-            mpnet(768, 12, 12), context=384, head=None, pool=Pool("mean", normalize=True)
-        ),
-    },
+    sizes=sizes(
+        """
+        architectures sentence_vectors
+        base        ["MPNetForMaskedLM"] -
+        all-base-v2 -                    {"normalize":true,"max_seq_length":384}
+        """,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        max_position_embeddings=514,
+        vocab_size=30_527,
+        layer_norm_eps=1e-05,
+    ),
     family="MPNet",
     heads=HEADS,
     tokenizer="microsoft/mpnet-base (WordPiece, uncased)",

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from ..core.config import MLP, Alibi, Attention, Block, Decoder, Head, LayerNorm
+from ..core.config import MLP, Alibi, Attention, Block, LayerNorm
 from . import gpt2
-from .decoder_pages import decoder
+from .decoder_pages import decoder, joint
 from .keys import Section, keys, only, read_keys, write_keys
-from .recipe import ConfigReader, Recipe
-
-
-def mpt(dim: int, depth: int, heads: int, context: int) -> Decoder:
-    """The shape of MPT: 50,432 tokens."""
-    block = Block(Attention(heads), MLP(4 * dim, "gelu"), LayerNorm(bias=False))
-    return decoder(dim, depth, context, 50_432, block, Alibi(), Head())
-
+from .recipe import ConfigReader, Recipe, sizes
 
 ATTENTION = (
     # "learned_pos_emb" beside it says nothing: ALiBi takes its place
@@ -30,7 +23,7 @@ ATTENTION = (
 
 
 WORDS = gpt2.words(
-    mpt(4096, 32, 32, 2048),
+    decoder(Block(Attention(1), MLP(1, "gelu"), LayerNorm(bias=False)), Alibi()),
     only("no_bias", True, "no layer of an MPT has a bias"),
     only("expansion_ratio", 4, "the feed-forward of an MPT is four times as wide"),
     only("logit_scale", None, "logits of an MPT are not scaled"),
@@ -55,7 +48,14 @@ MPT = Recipe(
     name="mpt",
     paper="MosaicML 2023, Introducing MPT-7B: A New Standard for Open-Source, Commercially Usable "
     "LLMs",
-    sizes={"7b": mpt(4096, 32, 32, 2048), "30b": mpt(7168, 48, 64, 8192)},
+    sizes=sizes(
+        """
+        d_model n_layers n_heads max_seq_len
+        7b  4096 32 32 -
+        30b 7168 48 64 8192
+        """,
+        vocab_size=50_432,
+    ),
     tokenizer="mosaicml/mpt-7b",
     words=WORDS,
     family="Mpt",
@@ -69,6 +69,6 @@ MPT = Recipe(
         },
         layer=BLOCKS,
         last_norm="norm_f",
-        more=gpt2.fused("attn.Wqkv", layer=BLOCKS),
+        more=joint("attn.Wqkv", layer=BLOCKS),
     ),
 )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import MLP, Attention, Block, Decoder, Model, NoPosition, RMSNorm
+from ..core.config import MLP, Attention, Block, Model, NoPosition, RMSNorm
 from ..core.errors import need
 from .decoder_pages import (
     OURS,
@@ -27,30 +27,15 @@ from .keys import Section, keys, layer_keys, only, read_keys, write_keys
 from .mamba2 import HEAD_DIM, LAYERS, TABLES, UNLIMITED
 from .mixers import Mamba2
 from .names import NameRule, Table, placed, under
-from .recipe import MISSING, ConfigReader, Recipe, Settings, tile
+from .recipe import MISSING, ConfigReader, Recipe, Settings, sizes
 from .routed import RoutedMoE
 
-NORM = RMSNorm(1e-5)
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 KINDS = tuple(LETTERS.values())
 TYPES = (Mamba2, Attention, MLP, RoutedMoE)  # of the sublayers of these kinds
 
 
-def nemotron_h(
-    dim: int,
-    context: int,
-    attention: Attention,
-    mixer: Mamba2,
-    think: MLP | RoutedMoE,
-    letters: str,
-) -> Decoder:
-    """The shape of Nemotron-H: 131,072 tokens; one of ``letters`` for each layer."""
-    kinds = {"M": mixer, "*": attention, "-": think, "E": think}
-    blocks = _blocks([kinds[letter] for letter in letters])
-    return decoder(dim, len(blocks), context, 131_072, tile(blocks), NoPosition())
-
-
-def _blocks(layers: Sequence[Any], norm: Any = NORM) -> list[Block]:
+def _blocks(layers: Sequence[Any], norm: Any) -> list[Block]:
     """Layers as blocks: a feed-forward belongs to the mixer before it."""
     blocks: list[Block] = []
     for layer in layers:
@@ -107,16 +92,6 @@ EXPERTS = layer_keys(
 )
 
 
-_8B = nemotron_h(
-    4096,
-    8192,
-    Attention(32, 8, 128),
-    USUAL,
-    MLP(21_504, "relu2"),
-    "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
-)
-
-
 def _read_layers(raw: ConfigReader, model: Any) -> Any:
     """The model with the layers that the file lists, or has a letter for."""
     letters = raw.value("hybrid_override_pattern", "ME*-")
@@ -149,7 +124,7 @@ def _write_layers(model: Model) -> Settings:
 
 
 WORDS = words(
-    nemotron_h(4096, 8192, Attention(32, 8, 128), USUAL, MLP(1), "*"),
+    decoder(Block(Attention(1), None, RMSNorm()), NoPosition()),
     only("attention_bias", False, "queries, keys and values have no biases"),
     only("sliding_window", None, "attention sees everything"),
     only("hidden_dropout", 0.0, "nothing is dropped"),
@@ -207,27 +182,21 @@ NEMOTRON_H = Recipe(
     name="nemotron_h",
     paper="NVIDIA 2025, Nemotron-H: A Family of Accurate and Efficient Hybrid Mamba-Transformer "
     "Models (arXiv 2504.03624)",
-    sizes={
-        "8b": _8B,
-        "nano-9b-v2": nemotron_h(
-            4480,
-            131_072,
-            Attention(40, 8, 128),
-            replace(USUAL, head_dim=80),
-            MLP(15_680, "relu2"),
-            "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
-        ),
-        "3-nano-30b-a3b": nemotron_h(
-            2688,
-            262_144,
-            Attention(32, 2, 128),
-            replace(USUAL, state_heads=64),
-            RoutedMoE(
-                128, 6, MLP(1856, "relu2"), shared=MLP(3712, "relu2"), normalize=True, scale=2.5
-            ),
-            "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
-        ),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_attention_heads num_key_value_heads max_position_embeddings \
+        intermediate_size mamba_num_heads mamba_head_dim n_routed_experts num_experts_per_tok \
+        moe_intermediate_size moe_shared_expert_intermediate_size routed_scaling_factor \
+        hybrid_override_pattern
+        8b             4096 32 8 8192   21504 128 64 - - -    -    -   \
+        "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+        nano-9b-v2     4480 40 8 131072 15680 128 80 - - -    -    -   \
+        "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+        3-nano-30b-a3b 2688 32 2 262144 1856  64  64 128 6 1856 3712 2.5 \
+        "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+        """,
+        vocab_size=131_072,
+    ),
     tokenizer="nvidia/Nemotron-H-8B-Base-8K",
     words=WORDS,
     family="NemotronH",

@@ -5,32 +5,27 @@ Files of the hub may say the same in GPT-2's words (``n_embd``), which are read 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ..core.config.embed_head import Embed, Head
+from ..core.config.embed_head import Embed
 from ..core.config.feedforward import GatedMLP
-from ..core.config.init import Init
-from ..core.config.model import Attention, Block, Encoder, Model, Stack
+from ..core.config.model import Attention, Block, Encoder
 from ..core.config.norm import LayerNorm
-from ..core.config.pool import Pool
 from ..core.config.position import Rotary
 from . import encoder_pages
 from .bert import SHARED
-from .decoder_pages import rotary, write_rope_table
+from .decoder_pages import joint, rotary, write_rope_table
 from .encoder_pages import (
     LABELS,
     MASKED,
     TOKENS,
     blocks,
+    encoder,
+    ends,
     head_name,
-    head_of,
-    label_layers,
-    read_heads,
-    write_heads,
+    read_pooler,
 )
-from .keys import key, only, read_keys, revise, write_keys
+from .keys import ConfigWords, Section, key, only, revise
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 KEYS = revise(
     SHARED,
@@ -65,41 +60,28 @@ OLDER = {
 }
 
 
-def nomic_bert() -> Encoder:
-    """The shape of Nomic's text encoders as pretrained, for words under masks."""
-    norm = LayerNorm(1e-12)
-    block = Block(Attention(12), GatedMLP(3072), norm, "post")
-    stack = Stack(12, (block,), Rotary(1000.0), causal=False, first_norm=norm)
-    head = Head(bias=True, transform="silu", norm=norm)
-    return Encoder(
-        768, 2048, Embed(30_528, segments=2), stack, head, Init(0.02, 0.02, "plain"), None
-    )
+TEMPLATE = encoder(
+    Block(Attention(1), GatedMLP(1), LayerNorm(), "post"), Rotary(), Embed(64, segments=2)
+)
+ENDS = ends("NomicBert")
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A Nomic BERT config.json as our config: the architecture says which head there is."""
-    renamed = {OLDER[name]: value for name, value in raw.table.items() if name in OLDER}
-    raw = replace(raw, table={**renamed, **raw.table})
-    model = read_keys(raw, replace(nomic_bert(), head=None), KEYS)
-    model, pooled = read_heads(raw, model, "tanh"), raw.flag("add_pooling_layer", False)
-    held = any(raw.holds(f"{prefix}pooler.dense.weight") for prefix in ("", "nomic_bert."))
-    bare = not head_of(raw) and (pooled or held)
-    return replace(model, pool=Pool("first", "tanh")) if bare else model
+def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
+    """The model with the head that its architecture names, or a pooler."""
+    return read_pooler(raw, ENDS.decode(raw, model), POOLER, usual=False)
 
 
-def write_config(model: Encoder) -> Settings:
-    """Our config as a Nomic BERT config.json, as far as that can say it."""
-    raw = {
-        **write_heads(model, "NomicBert"),
-        **write_keys(model, KEYS),
-        **write_rope_table(model, theta_first=True),
-        "pad_token_id": 0,  # transformers takes no null; where a weight starts is all it says
-    }
-    return raw if head_name(model) else {**raw, "add_pooling_layer": model.pool is not None}
+def write_ends(model: Encoder) -> Settings:
+    """Settings of the head that a model has, and of its positions."""
+    pools = {} if head_name(model) else {"add_pooling_layer": model.pool is not None}
+    raw = {**ENDS.encode(model), **pools, **write_rope_table(model, theta_first=True)}
+    # transformers takes no null; where a weight starts is all it says
+    return {**raw, "pad_token_id": 0}
 
 
+WORDS = ConfigWords(TEMPLATE, KEYS, [Section(read_ends, write_ends)], older=OLDER)
 ROOT, BLOCKS = "nomic_bert", "nomic_bert.encoder.layers"
-POOLER, WORDS = "nomic_bert.pooler.dense", "cls.predictions"
+POOLER = "nomic_bert.pooler.dense"
 _LAYER = {
     "attn.out_proj": "attn.out",
     "mlp.fc11": "ffn.up",
@@ -112,33 +94,41 @@ _LAYER = {
 
 def table(model: Encoder) -> Table:
     """The names of the weights, queries, keys and values in one; labels by the head."""
-    qkv = tuple(f"encoder.blocks.{{i}}.attn.{name}.weight" for name in "qkv")
     inside = (
         NameRule(f"{ROOT}.embeddings.word_embeddings.weight", "embed.token.weight"),
         NameRule(f"{ROOT}.embeddings.token_type_embeddings.weight", "embed.segment.weight"),
-        NameRule(f"{BLOCKS}.{{i}}.attn.Wqkv.weight", qkv),
+        *joint("attn.Wqkv", layer=f"{BLOCKS}.{{i}}", side="encoder"),
         *rules({f"{ROOT}.emb_ln": "encoder.first_norm"}),
         *blocks(BLOCKS, _LAYER),
     )
-    layers = {POOLER: "pool.transform", **label_layers(model, {"classifier": "pool.proj"})}
-    names = (f"{WORDS}.transform.dense", f"{WORDS}.transform.layer_norm")
-    return encoder_pages.table(model, ROOT, WORDS, names, inside, layers, (POOLER,))
+    pool = {POOLER: "pool.transform", "classifier": "pool.proj"}
+    names = ("transform.dense", "transform.layer_norm")
+    return encoder_pages.table(
+        model, ROOT, "cls.predictions", inside, pool, (POOLER,), transform=names
+    )
 
 
 NOMIC_BERT = Recipe(
     name="nomic-bert",
     paper="Nussbaum et al. 2024, Nomic Embed: Training a Reproducible Long Context Text Embedder "
     "(arXiv 2402.01613)",
-    sizes={
-        "base": nomic_bert(),
-        "embed-v1.5": replace(nomic_bert(), head=None, pool=Pool("mean")),
-    },
+    sizes=sizes(
+        """
+        architectures sentence_vectors
+        base       ["NomicBertForMaskedLM"] -
+        embed-v1.5 -                        {"max_seq_length":2048}
+        """,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        vocab_size=30_528,
+    ),
     family="NomicBert",
     heads=(MASKED, LABELS, TOKENS),
     model_type="nomic_bert",
     tokenizer="nomic-ai/nomic-embed-text-v1.5 (WordPiece, uncased)",
-    read_config=read_config,
-    write_config=write_config,
+    words=WORDS,
     weights=table,
     fixed=("pad_token_id",),
 )

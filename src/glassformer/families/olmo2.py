@@ -6,19 +6,14 @@ experts.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..core.config import (
     Attention,
     Block,
-    Decoder,
-    Embed,
     GatedMLP,
     Model,
     MoE,
     RMSNorm,
     Rotary,
-    Window,
     YarnScaling,
 )
 from .decoder_pages import (
@@ -29,11 +24,9 @@ from .decoder_pages import (
     OUTPUT_NORMS,
     QK_NORMS,
     decoder,
-    first_block,
     local_scheme,
     read_rotary,
     read_schemes,
-    stack,
     table,
     turned,
     windows,
@@ -41,54 +34,37 @@ from .decoder_pages import (
     write_rope_table,
 )
 from .keys import Section, only
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
-NORM = RMSNorm(1e-6)
+QUERIES = Attention(1, qk_norm=RMSNorm(), qk_norm_whole=True)
+SHAPE = decoder(Block(QUERIES, GatedMLP(1), RMSNorm(), place="output"), Rotary())
 THETA3 = 500_000.0  # of both kinds of block
+YARN = YarnScaling(8.0, 8192, attention_factor=1.2079441541679836)
 
 
-def olmo2(dim: int, depth: int, heads: int, hidden: int, kv_heads: int | None = None) -> Decoder:
-    """The shape of OLMo 2: 100,352 tokens, 4,096 positions."""
-    attention = Attention(heads, kv_heads, qk_norm=NORM, qk_norm_whole=True)
-    block = Block(attention, GatedMLP(hidden), NORM, place="output")
-    return decoder(dim, depth, 4096, 100_352, block, Rotary(500_000.0))
-
-
-WORDS = words(
-    olmo2(2048, 16, 16, 8192), max_position_embeddings=2048, rms_norm_eps=1e-5, attention_bias=False
-)
+WORDS = words(SHAPE, max_position_embeddings=2048, rms_norm_eps=1e-5, attention_bias=False)
 LAYERS = table(ATTENTION, QK_NORMS, GATED, OUTPUT_NORMS)
 OLMO2 = Recipe(
     name="olmo2",
     paper="OLMo Team 2024, 2 OLMo 2 Furious (arXiv 2501.00656)",
-    sizes={
-        "1b": olmo2(2048, 16, 16, 8192),
-        "7b": olmo2(4096, 32, 32, 11_008),
-        "13b": olmo2(5120, 40, 40, 13_824),
-        "32b": olmo2(5120, 64, 40, 27_648, kv_heads=8),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size num_key_value_heads
+        1b  2048 16 16 8192  -
+        7b  4096 32 32 11008 -
+        13b 5120 40 40 13824 -
+        32b 5120 64 40 27648 8
+        """,
+        max_position_embeddings=4096,
+        vocab_size=100_352,
+        rms_norm_eps=1e-06,
+        rope_theta=500000.0,
+    ),
     tokenizer="allenai/OLMo-2-0425-1B",
     words=WORDS,
     family="Olmo2",
     weights=LAYERS,
 )
-
-
-def olmo3(dim: int, depth: int, heads: int, hidden: int, kv_heads: int | None = None) -> Decoder:
-    """The shape of OLMo 3: windows of 4,096 in three of four blocks, 100,278 tokens, 65,536
-    positions."""
-    plain = olmo2(dim, depth, heads, hidden, kv_heads)
-    full = first_block(plain)
-    slides = replace(
-        full, attention=replace(full.attention, mask=Window(4096)), position=Rotary(THETA3)
-    )
-    yarn = YarnScaling(8.0, 8192, 32.0, 1.0, 1.2079441541679836)
-    body = replace(
-        stack(plain),
-        pattern=(slides, slides, slides, full),
-        position=Rotary(THETA3, scaling=yarn),
-    )
-    return replace(plain, context=65_536, embed=Embed(100_278), decoder=body)
 
 
 def _positions3(raw: ConfigReader) -> tuple[Rotary, Rotary]:
@@ -108,7 +84,7 @@ def _write_tables(model: Model) -> Settings:
 
 
 WORDS3 = words(
-    olmo3(4096, 32, 32, 11_008),
+    SHAPE,
     turned(lambda raw: _positions3(raw)[1]),
     windows(local=lambda raw: _positions3(raw)[0]),
     rope=Section(encode=_write_tables),
@@ -120,10 +96,27 @@ WORDS3 = words(
 OLMO3 = Recipe(
     name="olmo3",
     paper="OLMo Team 2025, Olmo 3 (arXiv 2512.13961)",
-    sizes={
-        "7b": olmo3(4096, 32, 32, 11_008),
-        "32b": olmo3(5120, 64, 40, 27_648, kv_heads=8),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size num_key_value_heads
+        7b  4096 32 32 11008 -
+        32b 5120 64 40 27648 8
+        """,
+        max_position_embeddings=65_536,
+        vocab_size=100_278,
+        rms_norm_eps=1e-06,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "attention_factor": 1.2079441541679836,
+                "rope_theta": 500000.0,
+            }
+        },
+    ),
     tokenizer="allenai/Olmo-3-1025-7B",
     words=WORDS3,
     family="Olmo3",
@@ -131,16 +124,8 @@ OLMO3 = Recipe(
 )
 
 
-def olmoe(dim: int, depth: int, heads: int, experts: MoE) -> Decoder:
-    """The shape of OLMoE: 50,304 tokens, 4,096 positions."""
-    norm = RMSNorm(1e-5)
-    attention = Attention(heads, qk_norm=norm, qk_norm_whole=True)
-    return decoder(dim, depth, 4096, 50_304, Block(attention, experts, norm), Rotary())
-
-
-_SIZE = olmoe(2048, 16, 16, MoE(64, 8, GatedMLP(1024), normalize=False, balance_loss=0.01))
 WORDSMOE = words(
-    _SIZE,
+    decoder(Block(QUERIES, MoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
     only("clip_qkv", None, "queries, keys and values here are not clipped"),
     without="head_dim",
     max_position_embeddings=4096,
@@ -156,7 +141,12 @@ OLMOE = Recipe(
     name="olmoe",
     paper="Muennighoff et al. 2024, OLMoE: Open Mixture-of-Experts Language Models (arXiv "
     "2409.02060)",
-    sizes={"1b-7b": _SIZE},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size
+        1b-7b 2048 16 16 1024 50304
+        """,
+    ),
     tokenizer="allenai/OLMoE-1B-7B-0924",
     words=WORDSMOE,
     family="Olmoe",

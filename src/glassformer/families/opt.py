@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import MLP, Attention, Block, Decoder, Head, LayerNorm, Learned, Model
+from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Learned, Model
 from ..core.errors import need
-from .decoder_pages import decoder, first_block, stack, table
+from .decoder_pages import attention, decoder, first_block, stack, table
 from .keys import ConfigWords, Section, key, keys, only
-from .recipe import ConfigReader, Recipe, Settings
-
-
-def opt(dim: int, depth: int, heads: int) -> Decoder:
-    """The shape of OPT: 50,272 tokens, 2,048 positions."""
-    block = Block(Attention(heads, bias=True), MLP(4 * dim, "relu", bias=True), LayerNorm())
-    return decoder(dim, depth, 2048, 50_272, block, Learned(2048, 2), Head(), dropout=0.1)
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
 def _norms(raw: ConfigReader, model: Decoder) -> Decoder:
@@ -38,7 +32,7 @@ def _write_norms(model: Model) -> Settings:
 
 
 WORDS = ConfigWords(
-    opt(768, 12, 12),
+    decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64, 2)),
     (
         only("layer_norm_elementwise_affine", True, "each norm here has a weight and a bias"),
         only("layerdrop", 0.0, "no block here is left out in training"),
@@ -60,10 +54,7 @@ WORDS = ConfigWords(
 )
 
 _LAYERS = {
-    "attn.q": "self_attn.q_proj",
-    "attn.k": "self_attn.k_proj",
-    "attn.v": "self_attn.v_proj",
-    "attn.out": "self_attn.out_proj",
+    **attention(out="out_proj"),
     "attn_norm": "self_attn_layer_norm",
     "ffn_norm": "final_layer_norm",
     "ffn.up": "fc1",
@@ -72,14 +63,17 @@ _LAYERS = {
 OPT = Recipe(
     name="opt",
     paper="Zhang et al. 2022, OPT: Open Pre-trained Transformer Language Models (arXiv 2205.01068)",
-    sizes={
-        "125m": opt(768, 12, 12),
-        "1.3b": opt(2048, 24, 32),
-        "2.7b": opt(2560, 32, 32),
-        "6.7b": opt(4096, 32, 32),
-        "13b": opt(5120, 40, 40),
-        "30b": opt(7168, 48, 56),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads ffn_dim
+        125m 768  -  -  -
+        1.3b 2048 24 32 8192
+        2.7b 2560 32 32 10240
+        6.7b 4096 32 32 16384
+        13b  5120 40 40 20480
+        30b  7168 48 56 28672
+        """,
+    ),
     tokenizer="facebook/opt-125m",
     words=WORDS,
     family="OPT",

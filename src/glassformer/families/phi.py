@@ -16,34 +16,23 @@ from ..core.config import (
     Model,
     RMSNorm,
     Rotary,
-    Window,
 )
 from ..core.config.model import long_scalings
 from .decoder_pages import (
     ATTENTION,
     LONGROPE,
     NORMS,
-    OURS,
-    THEIRS,
     decoder,
+    joint,
     rotary,
     table,
     window,
     words,
 )
 from .keys import Key, Section
-from .names import NameRule
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 DROPOUTS = "resid_pdrop embd_pdrop attention_dropout"  # the residual's is the stack's
-
-
-def phi(dim: int, depth: int, share: float, dropout: float = 0.0) -> Decoder:
-    """The shape of Phi: 32 heads of which a share turns, 51,200 tokens, 2,048 positions."""
-    norm = LayerNorm()
-    block = Block(Attention(32, bias=True), MLP(4 * dim, bias=True), norm, place="parallel")
-    position, head = Rotary(fraction=share), Head(tied=False, bias=True)
-    return decoder(dim, depth, 2048, 51_200, block, position, head, dropout=dropout)
 
 
 def qk_norm(word: str, kind: type[LayerNorm | RMSNorm], eps: str) -> Key:
@@ -57,7 +46,11 @@ def qk_norm(word: str, kind: type[LayerNorm | RMSNorm], eps: str) -> Key:
 
 
 WORDS = words(
-    phi(2048, 24, 0.5),
+    decoder(
+        Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm(), place="parallel"),
+        Rotary(),
+        Head(tied=False, bias=True),
+    ),
     qk_norm("qk_layernorm", LayerNorm, "layer_norm_eps"),
     rotary(fraction=0.5),
     dropouts=DROPOUTS,
@@ -70,11 +63,16 @@ PHI = Recipe(
     name="phi",
     paper="Gunasekar et al. 2023, Textbooks Are All You Need (arXiv 2306.11644); Javaheripi et "
     "al. 2023, Phi-2",
-    sizes={
-        "1": phi(2048, 24, 0.5),
-        "1.5": phi(2048, 24, 0.5),
-        "2": phi(2560, 32, 0.4, dropout=0.1),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers intermediate_size resid_pdrop partial_rotary_factor
+        1   2048 24 8192  -   -
+        1.5 2048 24 8192  -   -
+        2   2560 32 10240 0.1 0.4
+        """,
+        num_attention_heads=32,
+        vocab_size=51_200,
+    ),
     tokenizer="microsoft/phi-2",
     checkpoint="microsoft/phi-1",
     words=WORDS,
@@ -92,12 +90,6 @@ PHI = Recipe(
         last_norm="model.final_layernorm",
     ),
 )
-
-
-def phi3(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
-    """The shape of Phi-3: windows of 2,047, 32,064 tokens, 4,096 positions."""
-    block = Block(Attention(heads, kv_heads, mask=Window(2047)), GatedMLP(hidden), RMSNorm())
-    return decoder(dim, depth, 4096, 32_064, block, Rotary())
 
 
 def short_context(raw: ConfigReader, model: Decoder) -> Decoder:
@@ -118,7 +110,7 @@ def write_context(model: Model) -> Settings:
 
 
 WORDS3 = words(
-    phi3(3072, 32, 32, 32, 8192),
+    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
     window(),
     rotary(fraction=1.0, kinds=("default", *LONGROPE)),
     Section(short_context, write_context),
@@ -127,26 +119,25 @@ WORDS3 = words(
     rms_norm_eps=1e-5,
 )
 
-_ATTN, _FFN = f"{OURS}.attn", f"{OURS}.ffn"
 
 PHI3 = Recipe(
     name="phi3",
     paper="Abdin et al. 2024, Phi-3 Technical Report (arXiv 2404.14219)",
-    sizes={"mini-4k": phi3(3072, 32, 32, 32, 8192), "medium-4k": phi3(5120, 40, 40, 10, 17_920)},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size num_key_value_heads
+        mini-4k   3072 32 32 8192  -
+        medium-4k 5120 40 40 17920 10
+        """,
+        vocab_size=32_064,
+        sliding_window=2047,
+    ),
     tokenizer="microsoft/Phi-3-mini-4k-instruct",
     words=WORDS3,
     family="Phi3",
     weights=table(
         {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj"},
         NORMS,
-        more=(
-            NameRule(
-                f"{THEIRS}.self_attn.qkv_proj.weight",
-                (f"{_ATTN}.q.weight", f"{_ATTN}.k.weight", f"{_ATTN}.v.weight"),
-            ),
-            NameRule(
-                f"{THEIRS}.mlp.gate_up_proj.weight", (f"{_FFN}.gate.weight", f"{_FFN}.up.weight")
-            ),
-        ),
+        more=(*joint("self_attn.qkv_proj"), *joint("mlp.gate_up_proj", "ffn.gate ffn.up")),
     ),
 )

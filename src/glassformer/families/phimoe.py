@@ -7,7 +7,6 @@ from dataclasses import replace
 from ..core.config import (
     Attention,
     Block,
-    Decoder,
     GatedMLP,
     Head,
     LayerNorm,
@@ -20,16 +19,8 @@ from .decoder_pages import LONGROPE, decoder, read_rotary, turned, window, words
 from .keys import Section, only
 from .mixtral import WEIGHTS
 from .phi import short_context, write_context
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 from .sparse_mixer import SparseMixerMoE
-
-
-def phimoe(dim: int, depth: int, heads: int, hidden: int, experts: int) -> Decoder:
-    """The shape of Phi-3.5 MoE: 8 key-value heads, 32,064 tokens, 4,096 positions."""
-    mixture = SparseMixerMoE(experts, 2, GatedMLP(hidden), balance_loss=0.001)
-    block = Block(Attention(heads, 8, bias=True), mixture, LayerNorm())
-    head = Head(tied=False, bias=True)
-    return decoder(dim, depth, 4096, 32_064, block, Rotary(), head)
 
 
 def _positions(raw: ConfigReader) -> Rotary:
@@ -52,7 +43,11 @@ def _write_rope(model: Model) -> Settings:
 
 
 WORDS = words(
-    phimoe(4096, 32, 32, 6400, 16),
+    decoder(
+        Block(Attention(1, bias=True), SparseMixerMoE(2, 2, GatedMLP(1)), LayerNorm()),
+        Rotary(),
+        Head(tied=False, bias=True),
+    ),
     only("input_jitter_noise", 0.0, "no router here shakes what it reads"),
     window(),
     turned(_positions),
@@ -73,7 +68,16 @@ WORDS = words(
 PHIMOE = Recipe(
     name="phimoe",
     paper="Abdin et al. 2024, Phi-3 Technical Report (arXiv 2404.14219)",
-    sizes={"3.5": phimoe(4096, 32, 32, 6400, 16)},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size \
+        max_position_embeddings vocab_size
+        3.5 4096 32 32 6400 4096 32064
+        """,
+        attention_bias=True,
+        lm_head_bias=True,
+        rope_theta=10000.0,
+    ),
     architectures=("PhimoeForCausalLM", "PhiMoEForCausalLM", "PhimoeModel"),
     tokenizer="microsoft/Phi-3.5-MoE-instruct",
     words=WORDS,

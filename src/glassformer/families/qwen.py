@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Attention, Block, Decoder, GatedMLP, Head, Model, MoE, RMSNorm, Rotary
+from ..core.config import Attention, Block, Decoder, GatedMLP, Model, MoE, RMSNorm, Rotary
 from .decoder_pages import (
     ATTENTION,
     EXPERTS,
@@ -33,42 +33,12 @@ from .decoder_pages import (
 )
 from .gated_expert import GatedExpert
 from .keys import MOST_HEADS, Key, Section, only
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
-NORM = RMSNorm(1e-6)
-
-
-def qwen2(
-    dim: int,
-    depth: int,
-    heads: int,
-    kv_heads: int,
-    hidden: int,
-    context: int = 131_072,
-    eps: float = 1e-6,
-) -> Decoder:
-    """The shape of Qwen 2 and 2.5: up to 3b the head is tied, above the table is padded further."""
-    small = dim <= 2048
-    attention = Attention(heads, kv_heads, bias=True, out_bias=False)
-    block = Block(attention, GatedMLP(hidden), RMSNorm(eps))
-    vocab = 151_936 if small else 152_064
-    return decoder(dim, depth, context, vocab, block, Rotary(1e6), Head(tied=small))
-
-
-def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8) -> Decoder:
-    """The shape of Qwen 3: heads of 128, 40,960 positions; up to 4b the head is tied."""
-    feedforward = think if isinstance(think, MoE) else GatedMLP(think)
-    block = Block(Attention(heads, kv_heads, 128, qk_norm=NORM), feedforward, NORM)
-    tied = isinstance(feedforward, GatedMLP) and dim <= 2560
-    return decoder(dim, depth, 40_960, 151_936, block, Rotary(1e6), Head(tied=tied))
-
-
-def qwen2moe(
-    dim: int, depth: int, heads: int, kv_heads: int, mixture: MoE, context: int
-) -> Decoder:
-    """The shape of Qwen 1.5 and 2 with mixtures: 151,936 tokens, a head of its own."""
-    block = Block(Attention(heads, kv_heads, bias=True, out_bias=False), mixture, NORM)
-    return decoder(dim, depth, context, 151_936, block, Rotary(1e6))
+SHAPE2, SHAPE3 = (
+    decoder(Block(attention, GatedMLP(1), RMSNorm()), Rotary())
+    for attention in (Attention(1, bias=True, out_bias=False), Attention(1, qk_norm=RMSNorm()))
+)
 
 
 # ------------------------------------------------------------------------------------- config.json
@@ -108,14 +78,14 @@ def _every_second(raw: ConfigReader, depth: int) -> list[bool]:
 
 
 WORDS2 = words(
-    qwen2(896, 24, 14, 2, 4864),
+    SHAPE2,
     only("use_mrope", False, "positions here have one dimension"),
     _slides(_late),
     max_position_embeddings=32_768,
     num_key_value_heads=32,
 )
 WORDS3 = words(
-    qwen3(1024, 28, 16, 3072),
+    SHAPE3,
     _slides(_late),
     max_position_embeddings=32_768,
     num_key_value_heads=32,
@@ -159,13 +129,12 @@ def _alike(slides: Section) -> Section:
     )
 
 
-_QWEN3MOE = MoE(128, 8, GatedMLP(768), balance_loss=0.001)
 WORDS3MOE = words(
-    qwen3(1024, 28, 16, 3072),
+    SHAPE3,
     _alike(_slides(lambda raw, depth: [True] * depth)),
     _mixture(
         "qwen3moe",
-        replace(_QWEN3MOE, normalize=False),
+        MoE(128, 8, GatedMLP(768), normalize=False, balance_loss=0.001),
         num_experts=Key("num_experts", "experts", _experts),
     ),
     only("layer_types", None, "the mixtures' blocks all see the same"),
@@ -175,23 +144,12 @@ WORDS3MOE = words(
 )
 
 
-def _sizes(experts: int, top_k: int, hidden: int, shared: int) -> MoE:
-    return MoE(
-        experts,
-        top_k,
-        GatedMLP(hidden),
-        normalize=False,
-        balance_loss=0.001,
-        shared=GatedExpert(shared),
-    )
-
-
 WORDS2MOE = words(
-    qwen2(896, 24, 14, 2, 4864),
+    SHAPE2,
     _slides(_every_second),
     _mixture(
         "qwen2moe",
-        _sizes(60, 4, 1408, 5632),
+        MoE(60, 4, GatedMLP(1408), normalize=False, balance_loss=0.001, shared=GatedExpert(5632)),
         shared_expert_intermediate_size="shared.hidden",
     ),
     without="head_dim",
@@ -206,19 +164,24 @@ QWEN2 = Recipe(
     name="qwen2",
     paper="Yang et al. 2024, Qwen2 Technical Report (arXiv 2407.10671); Qwen2.5 Technical Report "
     "(arXiv 2412.15115)",
-    sizes={
-        "0.5b": qwen2(896, 24, 14, 2, 4864),
-        "1.5b": qwen2(1536, 28, 12, 2, 8960),
-        "7b": qwen2(3584, 28, 28, 4, 18_944),
-        "72b": qwen2(8192, 80, 64, 8, 29_568, eps=1e-5),
-        "2.5-0.5b": qwen2(896, 24, 14, 2, 4864, context=32_768),
-        "2.5-1.5b": qwen2(1536, 28, 12, 2, 8960),
-        "2.5-3b": qwen2(2048, 36, 16, 2, 11_008, context=32_768),
-        "2.5-7b": qwen2(3584, 28, 28, 4, 18_944),
-        "2.5-14b": qwen2(5120, 48, 40, 8, 13_824, eps=1e-5),
-        "2.5-32b": qwen2(5120, 64, 40, 8, 27_648, eps=1e-5),
-        "2.5-72b": qwen2(8192, 80, 64, 8, 29_568, eps=1e-5),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size \
+        max_position_embeddings vocab_size tie_word_embeddings rms_norm_eps
+        0.5b     896  24 14 2 4864  131072 151936 true -
+        1.5b     1536 28 12 2 8960  131072 151936 true -
+        7b       3584 28 28 4 18944 131072 152064 -    -
+        72b      8192 80 64 8 29568 131072 152064 -    1e-05
+        2.5-0.5b 896  24 14 2 4864  -      151936 true -
+        2.5-1.5b 1536 28 12 2 8960  131072 151936 true -
+        2.5-3b   2048 36 16 2 11008 -      151936 true -
+        2.5-7b   3584 28 28 4 18944 131072 152064 -    -
+        2.5-14b  5120 48 40 8 13824 131072 152064 -    1e-05
+        2.5-32b  5120 64 40 8 27648 131072 152064 -    1e-05
+        2.5-72b  8192 80 64 8 29568 131072 152064 -    1e-05
+        """,
+        rope_theta=1000000.0,
+    ),
     tokenizer="Qwen/Qwen2.5-0.5B",
     words=WORDS2,
     family="Qwen2",
@@ -228,14 +191,21 @@ QWEN2 = Recipe(
 QWEN3 = Recipe(
     name="qwen3",
     paper="Yang et al. 2025, Qwen3 Technical Report (arXiv 2505.09388)",
-    sizes={
-        "0.6b": qwen3(1024, 28, 16, 3072),
-        "1.7b": qwen3(2048, 28, 16, 6144),
-        "4b": qwen3(2560, 36, 32, 9728),
-        "8b": qwen3(4096, 36, 32, 12_288),
-        "14b": qwen3(5120, 40, 40, 17_408),
-        "32b": qwen3(5120, 64, 64, 25_600),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size tie_word_embeddings
+        0.6b 1024 28 16 3072  true
+        1.7b 2048 28 16 6144  true
+        4b   2560 36 32 9728  true
+        8b   4096 36 32 12288 -
+        14b  5120 40 40 17408 -
+        32b  5120 64 64 25600 -
+        """,
+        num_key_value_heads=8,
+        max_position_embeddings=40_960,
+        vocab_size=151_936,
+        rope_theta=1000000.0,
+    ),
     tokenizer="Qwen/Qwen3-0.6B",
     words=WORDS3,
     family="Qwen3",
@@ -245,10 +215,19 @@ QWEN3 = Recipe(
 QWEN3MOE = Recipe(
     name="qwen3moe",
     paper="Yang et al. 2025, Qwen3 Technical Report (arXiv 2505.09388)",
-    sizes={
-        "30b-a3b": qwen3(2048, 48, 32, _QWEN3MOE, kv_heads=4),
-        "235b-a22b": qwen3(4096, 94, 64, replace(_QWEN3MOE, expert=GatedMLP(1536)), kv_heads=4),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size \
+        moe_intermediate_size
+        30b-a3b   2048 48 32 768  -
+        235b-a22b 4096 94 64 1536 1536
+        """,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        vocab_size=151_936,
+        rope_theta=1000000.0,
+        norm_topk_prob=True,
+    ),
     model_type="qwen3_moe",
     tokenizer="Qwen/Qwen3-30B-A3B",
     words=WORDS3MOE,
@@ -259,10 +238,17 @@ QWEN3MOE = Recipe(
 QWEN2MOE = Recipe(
     name="qwen2moe",
     paper="Qwen Team 2024, Qwen1.5-MoE; Yang et al. 2024, Qwen2 Technical Report (arXiv 2407.10671)",
-    sizes={
-        "1.5-a2.7b": qwen2moe(2048, 24, 16, 16, _sizes(60, 4, 1408, 5632), context=8192),
-        "57b-a14b": qwen2moe(3584, 28, 28, 4, _sizes(64, 8, 2560, 20_480), context=32_768),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size \
+        max_position_embeddings num_key_value_heads moe_intermediate_size num_experts \
+        num_experts_per_tok shared_expert_intermediate_size
+        1.5-a2.7b 2048 24 16 1408 8192 - -    -  - -
+        57b-a14b  3584 28 28 2560 -    4 2560 64 8 20480
+        """,
+        vocab_size=151_936,
+        rope_theta=1000000.0,
+    ),
     model_type="qwen2_moe",
     tokenizer="Qwen/Qwen1.5-MoE-A2.7B",
     words=WORDS2MOE,

@@ -3,25 +3,22 @@ fourth."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from ..core.config import Block, Decoder, GatedMLP, Head, Model, MoE, RMSNorm, Rotary
+from ..core.config import Block, GatedMLP, Model, MoE, RMSNorm, Rotary
 from . import qwen
 from .decoder_pages import (
     ATTENTION,
     EXPERTS,
     GATED,
     NORMS,
-    OURS,
     QK_NORMS,
     SHARED_EXPERT,
     SPARSE,
-    THEIRS,
     counted,
     decoder,
     first_layer,
+    joint,
     listed,
     rotary,
     stack,
@@ -33,34 +30,15 @@ from .gated_expert import GatedExpert
 from .keys import ConfigWords, Key, Section
 from .mamba2 import LAYERS, SILU
 from .mixers import GatedAttention, GatedDelta
-from .names import NameRule, Names, Table, under
-from .recipe import ConfigReader, Recipe
+from .names import Names, Table, under
+from .recipe import ConfigReader, Recipe, sizes
 
 NORM = RMSNorm(1e-6, offset=1.0)
 
 
-def qwen3_next(
-    dim: int,
-    depth: int,
-    attention: GatedAttention,
-    delta: Any,
-    think: GatedMLP | MoE,
-    vocab: int = 151_936,
-    tied: bool = False,
-) -> Decoder:
-    """The shape of Qwen3-Next and Qwen 3.5: 262,144 positions, 248,320 tokens in 3.5."""
-    full = Block(attention, think, NORM)
-    linear = replace(full, attention=delta)
-    pattern = (linear, linear, linear, full)
-    position, head = Rotary(1e7, fraction=0.25), Head(tied=tied)
-    return decoder(dim, depth, 262_144, vocab, pattern, position, head)
-
-
-_ATTENTION = GatedAttention(16, 2, 256, qk_norm=NORM)
 _DELTA = GatedDelta(16, 32)
 _MIXTURE = MoE(512, 10, GatedMLP(512), balance_loss=0.001, shared=GatedExpert(512))
 # without linear blocks
-_DENSE = qwen3_next(2048, 4, _ATTENTION, _ATTENTION, GatedMLP(5632))
 
 
 def _linear(raw: ConfigReader, depth: int) -> list[bool]:
@@ -91,7 +69,7 @@ MIXTURES = variant(
 
 def _words(kv_heads: int, *more: Key | Section) -> ConfigWords:
     return words(
-        _DENSE,
+        decoder(Block(GatedAttention(1, qk_norm=NORM), GatedMLP(1), NORM), Rotary()),
         SILU,
         rotary(fraction=0.25),
         DELTAS,
@@ -104,12 +82,15 @@ def _words(kv_heads: int, *more: Key | Section) -> ConfigWords:
 
 
 WORDS, WORDS_3_5 = _words(2, MIXTURES), _words(4)
-NEXT = {"in_proj_qkvz": "in_q in_k in_v in_gate", "in_proj_ba": "learn fade"}
+NEXT = {
+    "in_proj_qkvz": "attn.in_q attn.in_k attn.in_v attn.in_gate",
+    "in_proj_ba": "attn.learn attn.fade",
+}
 NAMES_3_5 = {
-    "in_proj_qkv": "in_q in_k in_v",
-    "in_proj_z": "in_gate",
-    "in_proj_b": "learn",
-    "in_proj_a": "fade",
+    "in_proj_qkv": "attn.in_q attn.in_k attn.in_v",
+    "in_proj_z": "attn.in_gate",
+    "in_proj_b": "attn.learn",
+    "in_proj_a": "attn.fade",
 }
 _TABLES = {**EXPERTS, **under("linear_attn", {"A_log": "A_log", "dt_bias": "dt_bias"})}
 
@@ -118,16 +99,8 @@ def weights(model: Model, names: Names = NEXT) -> Table:
     """The names of its weights; a file deals rows of several layers out to heads."""
     key_heads = first_layer(model, _DELTA).key_heads if names is NEXT else 1
     rows = [(f"linear_attn.{name}", layers, key_heads) for name, layers in names.items()]
-    rows.append(("self_attn.q_proj", "q gate", stack(model).heads))
-    dealt = [
-        NameRule(
-            f"{THEIRS}.{name}.{end}",
-            tuple(f"{OURS}.attn.{layer}.{end}" for layer in layers.split()),
-            groups=groups,
-        )
-        for name, layers, groups in rows
-        for end in ("weight", "bias")
-    ]
+    rows.append(("self_attn.q_proj", "attn.q attn.gate", stack(model).heads))
+    dealt = [rule for name, layers, groups in rows for rule in joint(name, layers, groups=groups)]
     layers = {**ATTENTION, **under("linear_attn", LAYERS)}
     del layers["attn.q"], layers["attn.in_proj"]
     return table(layers, QK_NORMS, GATED, SHARED_EXPERT, NORMS, tables=_TABLES, more=dealt)
@@ -136,7 +109,14 @@ def weights(model: Model, names: Names = NEXT) -> Table:
 QWEN3_NEXT = Recipe(
     name="qwen3_next",
     paper="Qwen Team 2025, Qwen3-Next; Yang et al. 2024, Gated Delta Networks (arXiv 2412.06464)",
-    sizes={"80b-a3b": qwen3_next(2048, 48, _ATTENTION, _DELTA, _MIXTURE)},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size \
+        max_position_embeddings vocab_size
+        80b-a3b 2048 48 16 512 262144 151936
+        """,
+        rope_theta=10000000.0,
+    ),
     tokenizer="Qwen/Qwen3-Next-80B-A3B-Instruct",
     words=WORDS,
     family="Qwen3Next",
@@ -144,22 +124,23 @@ QWEN3_NEXT = Recipe(
 )
 
 
-def _qwen3_5(dim: int, depth: int, heads: int, values: int, hidden: int, tied: bool) -> Decoder:
-    attention = replace(_ATTENTION, heads=heads, kv_heads=2 if heads == 8 else 4)
-    delta = replace(_DELTA, value_heads=values)
-    return qwen3_next(dim, depth, attention, delta, GatedMLP(hidden), 248_320, tied)
-
-
 QWEN3_5 = Recipe(
     name="qwen3_5",
     paper="Qwen Team 2026, Qwen3.5; Yang et al. 2024, Gated Delta Networks (arXiv 2412.06464)",
-    sizes={
-        "0.8b": _qwen3_5(1024, 24, 8, 16, 3584, True),
-        "2b": _qwen3_5(2048, 24, 8, 16, 6144, True),
-        "4b": _qwen3_5(2560, 32, 16, 32, 9216, True),
-        "9b": _qwen3_5(4096, 32, 16, 32, 12_288, False),
-        "27b": _qwen3_5(5120, 64, 24, 48, 17_408, False),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size \
+        tie_word_embeddings linear_num_value_heads
+        0.8b 1024 24 8  2 3584  true 16
+        2b   2048 24 8  2 6144  true 16
+        4b   2560 32 16 - 9216  true -
+        9b   4096 32 16 - 12288 -    -
+        27b  5120 64 24 - 17408 -    48
+        """,
+        max_position_embeddings=262_144,
+        vocab_size=248_320,
+        rope_theta=10000000.0,
+    ),
     architectures=("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
     model_type="qwen3_5_text",
     tokenizer="Qwen/Qwen3.5-0.8B",

@@ -8,51 +8,26 @@ config and the same names, so that a model of which nothing else is known is wri
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from functools import partial
+from typing import Any
 
-from ..core.config.embed_head import Embed, Head
+from ..core.config.embed_head import Embed
 from ..core.config.model import Encoder, stacks
-from ..core.config.norm import LayerNorm
-from ..core.config.pool import Pool
 from ..core.config.position import Learned
 from . import encoder_pages
+from .bert import BLOCK
 from .bert import KEYS as BERT_KEYS
-from .bert import bert, read_pooler
 from .encoder_pages import (
     HEADS,
-    head_of,
-    label_layers,
+    encoder,
+    ends,
     moved,
-    read_heads,
     trunk,
-    write_heads,
 )
 from .keys import MOST_POSITIONS, MOST_TOKENS, ConfigWords, Key, Section, revise
 from .names import NameRule, Table
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 WORDS, LABEL = "lm_head", "classifier"
-
-
-def roberta(dim: int, depth: int, heads: int, vocab: int = 50_265) -> Encoder:
-    """The shape of RoBERTa as pretrained, for words under masks; 512 positions, one segment."""
-    model, norm = bert(dim, depth, heads), LayerNorm(1e-5)
-    stack = stacks(model)["encoder"]
-    blocks = tuple(replace(block, norm=norm) for block in stack.pattern)
-    position = Learned(512, start=2)
-    stack = replace(stack, pattern=blocks, position=position, first_norm=norm)
-    words = Head(bias=True, transform="gelu", norm=norm)
-    return replace(model, embed=Embed(vocab, segments=1), encoder=stack, head=words, pool=None)
-
-
-def bge_m3() -> Encoder:
-    """The shape of BGE M3, a sentence encoder: the first of at most 8,192 tokens, scaled to length
-    1."""
-    model = roberta(1024, 24, 16, 250_002)
-    stack = replace(stacks(model)["encoder"], position=Learned(8192, start=2))
-    pool = Pool("first", normalize=True)
-    return replace(model, context=8192, encoder=stack, head=None, pool=pool)
 
 
 def read_start(raw: ConfigReader) -> int:
@@ -71,6 +46,12 @@ def read_length(raw: ConfigReader, start: int | None = None) -> int:
     return int(rows - start)
 
 
+def with_head(family: str, name: str) -> Section:
+    """The ends of RoBERTa and its kin, whose layers stand below ``name``; the head has its activation
+    whatever the blocks have."""
+    return ends(family, f"{name}.pooler.dense", words="gelu")
+
+
 KEYS = revise(
     BERT_KEYS,
     Key("", "context", read_length),
@@ -80,18 +61,11 @@ KEYS = revise(
 )
 
 
-def read_ends(raw: ConfigReader, trunk: Encoder, name: str) -> Encoder:
-    """The model with the head that its architecture names, or the pooler of a bare one."""
-    # transformers' head has this activation whatever the blocks have
-    model = read_heads(raw, trunk, "tanh", "gelu")
-    return model if head_of(raw) else replace(model, pool=read_pooler(raw, f"{name}."))
-
-
-def write_ends(model: Encoder, family: str) -> Settings:
-    """Settings of the head that a model has, and of its positions."""
+def write_positions(model: Encoder) -> Settings:
+    """Settings of positions."""
     position = stacks(model)["encoder"].position
     rows = position.length + position.start if isinstance(position, Learned) else None
-    return {**write_heads(model, family), "max_position_embeddings": rows}
+    return {"max_position_embeddings": rows}
 
 
 def table(model: Encoder) -> Table:
@@ -116,27 +90,26 @@ def with_ends(
     }
     # of choices, whose layers have the names of a pooler and of BERT's labels
     choice = moved(pooler, LABEL, f"{LABEL}.dense", f"{LABEL}.out_proj") if labels else ()
-    names = (f"{WORDS}.dense", f"{WORDS}.layer_norm")
+    names = ("dense", "layer_norm")
     unread = (pooler, *unread)
-    return encoder_pages.table(
-        model, name, WORDS, names, inside, label_layers(model, layers), unread, choice, untied
-    )
+    return encoder_pages.table(model, name, WORDS, inside, layers, unread, choice, names, untied)
 
 
-TEMPLATE = replace(roberta(128, 2, 2), head=None)
-READ = partial(read_ends, name="roberta")
+TEMPLATE = encoder(BLOCK, Learned(64, start=2), Embed(64, segments=1))
 
 
-def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:
-    """The recipe of a family with RoBERTa's config and names, its sizes with - for _."""
+def recipe(name: str, family: str, paper: str, tokenizer: str, published: Any) -> Recipe:
+    """The recipe of a family with RoBERTa's config and names."""
     return Recipe(
         name=name,
         paper=paper,
-        sizes={size.replace("_", "-"): model for size, model in sizes.items()},
+        sizes=published,
         family=family,
         heads=HEADS,
         tokenizer=tokenizer,
-        words=ConfigWords(TEMPLATE, KEYS, [Section(READ, partial(write_ends, family=family))]),
+        words=ConfigWords(
+            TEMPLATE, KEYS, [with_head(family, "roberta"), Section(encode=write_positions)]
+        ),
         weights=table,
         fixed=("pad_token_id",),
     )
@@ -147,17 +120,37 @@ ROBERTA = recipe(
     "Roberta",
     "Liu et al. 2019, RoBERTa: A Robustly Optimized BERT Pretraining Approach (arXiv 1907.11692)",
     "FacebookAI/roberta-base (byte-level BPE)",
-    base=roberta(768, 12, 12),
-    large=roberta(1024, 24, 16),
-    distil=roberta(768, 6, 12),
+    sizes(
+        """
+            hidden_size num_hidden_layers num_attention_heads intermediate_size
+            base   768  12 12 3072
+            large  1024 24 16 4096
+            distil 768  6  12 3072
+            """,
+        type_vocab_size=1,
+        vocab_size=50_265,
+        layer_norm_eps=1e-05,
+        architectures=["RobertaForMaskedLM"],
+        max_position_embeddings=514,
+    ),
 )
 CAMEMBERT = recipe(
     "camembert",
     "Camembert",
     "Martin et al. 2019, CamemBERT: a Tasty French Language Model (arXiv 1911.03894)",
     "almanach/camembert-base (SentencePiece)",
-    base=roberta(768, 12, 12, 32_005),
-    large=roberta(1024, 24, 16, 32_005),
+    sizes(
+        """
+            hidden_size num_hidden_layers num_attention_heads intermediate_size
+            base  768  12 12 3072
+            large 1024 24 16 4096
+            """,
+        type_vocab_size=1,
+        vocab_size=32_005,
+        layer_norm_eps=1e-05,
+        architectures=["CamembertForMaskedLM"],
+        max_position_embeddings=514,
+    ),
 )
 XLM_ROBERTA = recipe(
     "xlm-roberta",
@@ -165,7 +158,16 @@ XLM_ROBERTA = recipe(
     "Conneau et al. 2019, Unsupervised Cross-lingual Representation Learning at Scale (arXiv "
     "1911.02116); Chen et al. 2024, BGE M3",
     "FacebookAI/xlm-roberta-base (SentencePiece)",
-    base=roberta(768, 12, 12, 250_002),
-    large=roberta(1024, 24, 16, 250_002),
-    bge_m3=bge_m3(),
+    sizes(
+        """
+            hidden_size num_hidden_layers num_attention_heads intermediate_size architectures \
+            max_position_embeddings sentence_vectors
+            base   768  12 12 3072 ["XLMRobertaForMaskedLM"] 514  -
+            large  1024 24 16 4096 ["XLMRobertaForMaskedLM"] 514  -
+            bge-m3 1024 24 16 4096 -                         8194 {"pooling":"cls","normalize":true}
+            """,
+        type_vocab_size=1,
+        vocab_size=250_002,
+        layer_norm_eps=1e-05,
+    ),
 )

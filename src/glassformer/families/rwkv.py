@@ -8,47 +8,35 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Block, Decoder, LayerNorm, Model, NoPosition
+from ..core.config import Block, LayerNorm, Model, NoPosition, Stack
 from ..core.errors import need
 from .decoder_pages import NO_NAMES, OURS, blocks_of, decoder, first_layer, stack, table
 from .keys import MOST_BLOCKS, MOST_HIDDEN, ConfigWords, Section, keys
 from .mixers import ChannelMix, TimeMix
 from .names import NameRule, Names, Table, placed, under
-from .recipe import ConfigReader, Recipe, Settings, tile
+from .recipe import ConfigReader, Recipe, Settings, sizes, tile
 
+MIXER: Any = TimeMix(1)
 LAST_EPS = 1e-5  # of the last norm, whatever a file says
 
 
-def rwkv(
-    dim: int, depth: int, inner: int = 0, hidden: int = 0, every: int = 6, eps: float = 1e-5
-) -> Decoder:
-    """The shape of RWKV-4: 50,277 tokens, 1,024 positions.
+def _read_blocks(raw: ConfigReader, model: Any) -> Any:
+    """The model with its blocks.
 
-    Their files halve the residual stream after each ``every`` blocks. A norm sees that as an eps
+    Files halve the residual stream after each ``rescale_every`` blocks. A norm sees that as an eps
     four times as large.
     """
-    time: Any = TimeMix(inner or dim)
-    channel: Any = ChannelMix(hidden or 4 * dim)
-    sizes = [4.0 ** (i // every if every else 0) for i in range(depth + 1)]
-    norms = [LayerNorm(eps * size) for size in sizes[:-1]]
-    blocks = tile([Block(mixer, None, norm) for norm in norms for mixer in (time, channel)])
-    last_norm = LayerNorm(LAST_EPS * sizes[-1])
-    ends: Any = {"first_norm": norms[0], "last_norm": last_norm}
-    return decoder(dim, 2 * depth, 1024, 50_277, blocks, NoPosition(), **ends)
-
-
-def _read_blocks(raw: ConfigReader, model: Any) -> Any:
     every = raw.value("rescale_every", 6)
     raw.must(type(every) is int, "rescale_every", "a number of blocks, or 0")
-    shape = rwkv(
-        model.dim,
-        raw.integer("num_hidden_layers", 32, most=MOST_BLOCKS),
-        raw.integer("attention_hidden_size", model.dim, most=MOST_HIDDEN),
-        raw.integer("intermediate_size", 4 * model.dim, most=MOST_HIDDEN),
-        max(every, 0),
-        raw.number("layer_norm_epsilon", 1e-5, most=1.0),
-    )
-    return replace(model, decoder=shape.decoder)
+    time: Any = TimeMix(raw.integer("attention_hidden_size", model.dim, most=MOST_HIDDEN))
+    channel: Any = ChannelMix(raw.integer("intermediate_size", 4 * model.dim, most=MOST_HIDDEN))
+    depth = raw.integer("num_hidden_layers", 32, most=MOST_BLOCKS)
+    eps = raw.number("layer_norm_epsilon", 1e-5, most=1.0)
+    sizes = [4.0 ** (i // every if every > 0 else 0) for i in range(depth + 1)]
+    norms = [LayerNorm(eps * size) for size in sizes[:-1]]
+    blocks = [Block(mixer, None, norm) for norm in norms for mixer in (time, channel)]
+    ends: Any = {"first_norm": norms[0], "last_norm": LayerNorm(LAST_EPS * sizes[-1])}
+    return replace(model, decoder=Stack(2 * depth, tile(blocks), NoPosition(), **ends))
 
 
 def _write_blocks(model: Model) -> Settings:
@@ -69,7 +57,7 @@ def _write_blocks(model: Model) -> Settings:
 
 
 WORDS = ConfigWords(
-    rwkv(768, 1),
+    decoder(Block(MIXER, None, LayerNorm()), NoPosition()),
     keys(
         "hidden_size",
         vocab_size=50_277,
@@ -129,14 +117,17 @@ def weights(model: Model) -> Table:
 RWKV = Recipe(
     name="rwkv",
     paper="Peng et al. 2023, RWKV: Reinventing RNNs for the Transformer Era (arXiv 2305.13048)",
-    sizes={
-        "169m": rwkv(768, 12),
-        "430m": rwkv(1024, 24),
-        "1.5b": rwkv(2048, 24),
-        "3b": rwkv(2560, 32),
-        "7b": rwkv(4096, 32),
-        "14b": rwkv(5120, 40),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers
+        169m 768  12
+        430m 1024 24
+        1.5b 2048 24
+        3b   2560 -
+        7b   4096 -
+        14b  5120 40
+        """,
+    ),
     tokenizer="RWKV/rwkv-4-169m-pile",
     words=WORDS,
     family="Rwkv",

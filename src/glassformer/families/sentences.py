@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from ..core import config, files
 from ..core.errors import UserError, need
+from .config_reader import ConfigReader, Settings
 from .names import Pairs
-from .recipe import ConfigReader, Settings
 
 KEY = "sentence_vectors"
 PAGE = "config_sentence_transformers.json"

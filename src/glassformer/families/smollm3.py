@@ -2,61 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ..core.config import (
     Attention,
     Block,
-    Decoder,
     GatedMLP,
-    Head,
-    Model,
     NoPosition,
     RMSNorm,
     Rotary,
 )
 from .decoder_pages import (
     LLAMA_TABLE,
-    blocks_of,
+    LayerChoice,
     decoder,
-    first_block,
     read_windows,
     rotary,
-    with_blocks,
+    variant,
     words,
 )
-from .keys import Section, only
-from .recipe import ConfigReader, Recipe, Settings
+from .keys import only
+from .recipe import ConfigReader, Recipe, Settings, sizes
 
 
-def smollm3(depth: int = 36, context: int = 65_536, theta: float = 5e6) -> Decoder:
-    """The shape of SmolLM3: 16 heads, 4 of keys and values, 128,256 tokens."""
-    block = Block(Attention(16, 4), GatedMLP(11_008), RMSNorm(1e-6))
-    blocks = (*[block] * 3, replace(block, position=NoPosition()))
-    return decoder(2048, depth, context, 128_256, blocks, Rotary(theta), Head())
-
-
-def _turns(raw: ConfigReader, model: Decoder) -> Decoder:
+def _still(raw: ConfigReader, depth: int) -> list[bool]:
     """``no_rope_layers`` says 1 of a block whose positions turn, 0 of one that knows none."""
-    depth, block = model.decoder.depth, first_block(model)
     read_windows(raw, None, [False] * depth)
     interval = raw.integer("no_rope_layer_interval", 4)
     turns = raw.value("no_rope_layers", [int((i + 1) % interval != 0) for i in range(depth)])
     fits = isinstance(turns, list) and len(turns) >= depth and all(x in (0, 1) for x in turns)
     raw.must(fits, "no_rope_layers", f"{depth} times 1 (the block turns) or 0")
-    still = replace(block, position=NoPosition())
-    return with_blocks(model, [block if turn else still for turn in turns[:depth]])
+    return [not turn for turn in turns[:depth]]
 
 
-def _write_turns(model: Model) -> Settings:
-    return {"no_rope_layers": [int(block.position is None) for block in blocks_of(model)]}
+def _write_still(still: Sequence[bool]) -> Settings:
+    return {"no_rope_layers": [int(not is_still) for is_still in still]}
 
 
 WORDS = words(
-    smollm3(4),
+    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
     only("use_sliding_window", False, "no block of a SmolLM3 slides a window"),
     rotary(2e6),
-    Section(_turns, _write_turns),
+    variant("position", NoPosition(), LayerChoice(_still, _write_still)),
     max_position_embeddings=32_768,
     num_key_value_heads=4,
     tie_word_embeddings=True,
@@ -67,7 +54,14 @@ WORDS = words(
 SMOLLM3 = Recipe(
     name="smollm3",
     paper="Bakouch et al. 2025, SmolLM3: smol, multilingual, long-context reasoner",
-    sizes={"3b": smollm3()},
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size \
+        max_position_embeddings vocab_size
+        3b 2048 36 16 11008 65536 128256
+        """,
+        rope_theta=5000000.0,
+    ),
     tokenizer="HuggingFaceTB/SmolLM3-3B",
     words=WORDS,
     family="SmolLM3",

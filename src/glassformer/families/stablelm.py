@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, Decoder, GatedMLP, LayerNorm, Rotary
+from ..core.config import Attention, Block, GatedMLP, LayerNorm, Rotary
 from .decoder_pages import LLAMA_TABLE, decoder, rotary, words
 from .keys import Key, only
-from .recipe import Recipe
-
-
-def stablelm(dim: int, depth: int, hidden: int, vocab: int, bias: bool = False) -> Decoder:
-    """The shape of StableLM: 32 heads, 4,096 positions."""
-    block = Block(Attention(32, bias=bias, out_bias=False), GatedMLP(hidden), LayerNorm())
-    return decoder(dim, depth, 4096, vocab, block, Rotary(fraction=0.25))
-
+from .recipe import Recipe, sizes
 
 WORDS = words(
-    stablelm(2560, 32, 6912, 50_304),
+    decoder(Block(Attention(1, out_bias=False), GatedMLP(1), LayerNorm()), Rotary()),
     only("qk_layernorm", False, "a norm of queries here has one gain for all heads"),
     Key(
         "use_parallel_residual",
@@ -35,10 +28,14 @@ WORDS = words(
 STABLELM = Recipe(
     name="stablelm",
     paper="Bellagente et al. 2024, Stable LM 2 1.6B Technical Report (arXiv 2402.17834)",
-    sizes={
-        "3b-4e1t": stablelm(2560, 32, 6912, 50_304),
-        "2-1.6b": stablelm(2048, 24, 5632, 100_352, bias=True),
-    },
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers intermediate_size vocab_size use_qkv_bias
+        3b-4e1t 2560 32 6912 50304  -
+        2-1.6b  2048 24 5632 100352 true
+        """,
+        num_attention_heads=32,
+    ),
     tokenizer="stabilityai/stablelm-2-1_6b",
     words=WORDS,
     family="StableLm",

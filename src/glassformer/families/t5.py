@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.embed_head import Embed, Head
+from ..core.config.embed_head import Head
 from ..core.config.feedforward import MLP, Activation, GatedMLP
 from ..core.config.init import Init
 from ..core.config.model import (
@@ -22,21 +22,22 @@ from ..core.config.model import (
     stacks,
 )
 from ..core.config.norm import RMSNorm
-from ..core.config.position import RelativeBias
+from ..core.config.position import NoPosition, RelativeBias
 from ..core.errors import UserError
 from .keys import (
     ACTIVATIONS,
     MOST_BLOCKS,
+    MOST_HIDDEN,
+    ConfigWords,
+    Key,
+    Section,
+    act_name,
     keys,
     only,
-    read_keys,
-    read_start,
-    write_keys,
-    write_start,
 )
 from .names import NameRule, Table
-from .recipe import MISSING, ConfigReader, Recipe, Settings
-from .vaswani import pair
+from .pair_pages import start, template
+from .recipe import MISSING, ConfigReader, Recipe, Settings, sizes
 
 WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
 
@@ -48,42 +49,29 @@ PROJECTIONS: dict[str, tuple[bool, Activation]] = {
 }
 
 
-def t5(dim: int, depth: int, heads: int, head_dim: int, hidden: int) -> EncoderDecoder:
-    """The shape of the first T5: ReLU, a tied head; trained on 512 tokens."""
-    head = Head(scale=dim**-0.5)  # the embedding's table, of what was scaled down
-    return build(
-        dim, depth, Attention(heads, head_dim=head_dim, scale=1.0), MLP(hidden, "relu"), head
-    )
-
-
-def t5_v1_1(dim: int, depth: int, heads: int, hidden: int) -> EncoderDecoder:
-    """The shape of T5 1.1 and Flan-T5: gated GELU, heads of 64, the head a table of its own."""
-    attention = Attention(heads, head_dim=64, scale=1.0)
-    return build(dim, depth, attention, GatedMLP(hidden, "gelu_tanh"), Head(tied=False))
-
-
 def alone(model: EncoderDecoder) -> Encoder:
     """Its encoder without the rest: what reads the text for image models and sentence vectors."""
     return Encoder(model.dim, model.context, model.embed, model.encoder, None, model.init)
 
 
-def build(
-    dim: int, depth: int, attention: Attention, mlp: MLP | GatedMLP, head: Head
-) -> EncoderDecoder:
-    """An encoder and a decoder of this depth with T5's usual biases, norms and dropout; a table of
-    biases for each."""
-    return pair(
-        dim,
-        512,
-        Embed(32_128),
-        (depth, depth),
-        Block(attention, mlp),
-        RelativeBias(),
-        head,
-        Init(0.02, 1.0, "plain"),
-        last_norm=RMSNorm(),
-        dropout=0.1,
-    )
+def _feedforward(raw: ConfigReader) -> MLP | GatedMLP:
+    gated, act = raw.choice("feed_forward_proj", PROJECTIONS, "relu")
+    # what transformers makes of that word, and keeps beside it
+    raw.only("is_gated_act", gated, "feed_forward_proj says otherwise")
+    kept = raw.choice("dense_act_fn", ACTIVATIONS, act_name(act))
+    raw.must(kept == act, "dense_act_fn", f'the activation of feed_forward_proj, "{act}"')
+    return (GatedMLP if gated else MLP)(raw.integer("d_ff", most=MOST_HIDDEN), act)
+
+
+def _write_feedforward(mlp: Settings) -> str:
+    mlp = mlp.get("expert", mlp)
+    names = {act: name for name, act in reversed(PROJECTIONS.items())}
+    kind = (mlp["type"] == "GatedMLP", mlp["act"])
+    if kind not in names:
+        raise UserError(
+            f"The t5 layout has no {'gated ' if kind[0] else ''}activation {mlp['act']}."
+        )
+    return names[kind]
 
 
 KEYS = (
@@ -92,6 +80,7 @@ KEYS = (
         "d_model",
         d_kv=(64, "attention.head_dim cross.head_dim"),
         d_ff=MISSING,
+        feed_forward_proj=Key("feed_forward_proj", "feedforward", _feedforward, _write_feedforward),
         num_heads=(MISSING, "attention.heads cross.heads"),
         num_layers=(MISSING, "encoder.depth"),
         n_positions=(512, "context"),
@@ -102,65 +91,58 @@ KEYS = (
         dropout_rate=(0.1, "dropout"),
     ),
 )
+START = start()
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A T5 config.json as our config; ``dropout_rate`` is the stacks' one dropout.
+def ends(prefix: str, scales: bool) -> Section:
+    """The head of a model, the depth of its decoder and what a target begins with; an encoder alone
+    has none. ``scales``: what goes into a tied head, where the file does not say otherwise.
 
     Whether the head is tied is read from the weights where they are known: transformers 5 writes
     ``tie_word_embeddings`` true whatever the model, and keeps the scaling under a word of its own.
     """
-    gated, act = raw.choice("feed_forward_proj", PROJECTIONS, "relu")
-    # what transformers makes of that word, and keeps beside it
-    raw.only("is_gated_act", gated, "feed_forward_proj says otherwise")
-    kept = raw.choice(
-        "dense_act_fn", ACTIVATIONS, next(k for k, v in ACTIVATIONS.items() if v == act)
-    )
-    raw.must(kept == act, "dense_act_fn", f'the activation of feed_forward_proj, "{act}"')
-    mlp = (GatedMLP if gated else MLP)(1, act)
-    model = read_keys(raw, build(64, 1, Attention(1, head_dim=64, scale=1.0), mlp, Head()), KEYS)
-    depth = raw.integer("num_decoder_layers", model.encoder.depth, most=MOST_BLOCKS)
-    stated = tied = raw.flag("tie_word_embeddings", True)
-    if raw.weights is not None:
-        shared = stated and raw.holds("shared.weight")
-        tied = not raw.holds("lm_head.weight") or (
-            shared and raw.weights.equal("lm_head.weight", "shared.weight")
-        )
-    head = Head(
-        tied=tied, scale=model.dim**-0.5 if raw.flag("scale_decoder_outputs", stated) else 1.0
-    )
-    decoder = replace(stacks(model)["decoder"], depth=depth)
-    model = replace(model, decoder=decoder, head=head, start=read_start(raw))
-    return alone(model) if raw.architecture(WHOLE).endswith(ENCODER) else model
+
+    def decode(raw: ConfigReader, model: EncoderDecoder) -> Model:
+        depth = raw.integer("num_decoder_layers", raw.integer("num_layers"), most=MOST_BLOCKS)
+        stated = tied = raw.flag("tie_word_embeddings", True)
+        if raw.weights is not None:
+            shared = stated and raw.holds("shared.weight")
+            tied = not raw.holds("lm_head.weight") or (
+                shared and raw.weights.equal("lm_head.weight", "shared.weight")
+            )
+        scaled = scales and raw.flag("scale_decoder_outputs", stated)
+        head = Head(tied=tied, scale=model.dim**-0.5 if scaled else 1.0)
+        decoder = replace(stacks(model)["decoder"], depth=depth)
+        model = START.decode(raw, replace(model, decoder=decoder, head=head))
+        return alone(model) if raw.architecture(WHOLE).endswith(ENCODER) else model
+
+    def encode(model: Model) -> Settings:
+        sides = stacks(model)
+        raw = {
+            "architectures": [prefix + (ENCODER if isinstance(model, Encoder) else WHOLE)],
+            "num_decoder_layers": sides.get("decoder", sides["encoder"]).depth,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            **START.encode(model),
+        }
+        if model.head is None:
+            return raw
+        scaled = {"scale_decoder_outputs": model.head.scale != 1.0} if scales else {}
+        return {**raw, **scaled, "tie_word_embeddings": model.head.tied}
+
+    return Section(decode, encode)
 
 
-def write_config(model: Model) -> Settings:
-    """Our config as a T5 config.json, as far as that can say it."""
-    encoder = stacks(model)["encoder"]
-    raw = {
-        "architectures": [ENCODER if isinstance(model, Encoder) else WHOLE],
-        **write_keys(model, KEYS),
-    }
-    mlp: Any = encoder.pattern[0].feedforward
-    mlp = getattr(mlp, "expert", mlp)
-    names = {act: name for name, act in reversed(PROJECTIONS.items())}
-    kind = (isinstance(mlp, GatedMLP), mlp.act)
-    if kind not in names:
-        raise UserError(f"The t5 layout has no {'gated ' if kind[0] else ''}activation {mlp.act}.")
-    raw |= {
-        "num_decoder_layers": stacks(model).get("decoder", encoder).depth,
-        "feed_forward_proj": names[kind],
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        **write_start(model),
-    }
-    if model.head is None:
-        return raw
-    return {
-        **raw,
-        "tie_word_embeddings": model.head.tied,
-        "scale_decoder_outputs": model.head.scale != 1.0,
-    }
+def words(prefix: str, scales: bool = True, inside: bool = False, **defaults: Any) -> ConfigWords:
+    """The words of a family whose classes are T5's behind a ``prefix``; ``inside``: each block has a
+    table of biases; ``defaults``: words that a file may lack."""
+    position: Any = RelativeBias()
+    block = Block(Attention(1, head_dim=64, scale=1.0), MLP(1), RMSNorm())
+    if inside:
+        block, position = replace(block, position=position), NoPosition()
+    model = template(block, position, last_norm=block.norm, init=Init(0.02, 1.0, "plain"))
+    unsaid = Section(encode=lambda model: {"decoder_start_token_id": None} if defaults else {})
+    return ConfigWords(model, KEYS, [unsaid, ends(prefix, scales)], defaults)
 
 
 _ATTENTION = {"q": "q", "k": "k", "v": "v", "o": "out"}
@@ -201,33 +183,49 @@ def table(model: Model) -> Table:
     )
 
 
-_11 = {
-    "small": t5_v1_1(512, 8, 6, 1024),
-    "base": t5_v1_1(768, 12, 12, 2048),
-    "large": t5_v1_1(1024, 24, 16, 2816),
-    "xl": t5_v1_1(2048, 24, 32, 5120),
-    "xxl": t5_v1_1(4096, 24, 64, 10_240),
-}
+def published(prefix: str, table: str, **words: Any) -> dict[str, Settings]:
+    """Sizes, and those of ``table`` that are named for it as encoders alone."""
+    rows = sizes(table, **words)
+    alone = {"architectures": [prefix + ENCODER]}
+    return {name: row | (alone if name.endswith("encoder") else {}) for name, row in rows.items()}
+
 
 T5 = Recipe(
     name="t5",
     paper="Raffel et al. 2020 (arXiv 1910.10683); Shazeer 2020 (the gates of 1.1); Chung et al. "
     "2022 (Flan)",
-    sizes={
-        "small": t5(512, 6, 8, 64, 2048),
-        "base": t5(768, 12, 12, 64, 3072),
-        "large": t5(1024, 24, 16, 64, 4096),
-        "3b": t5(1024, 24, 32, 128, 16_384),
-        "11b": t5(1024, 24, 128, 128, 65_536),
-        **{f"1.1-{size}": model for size, model in _11.items()},
-        **{f"flan-{size}": model for size, model in _11.items()},
-        **{f"1.1-{size}-encoder": alone(model) for size, model in _11.items()},
-    },
+    sizes=published(
+        "",
+        """
+        d_model num_layers num_heads d_ff d_kv feed_forward_proj tie_word_embeddings
+        small             512  6  8   2048  -   -                -
+        base              768  12 12  3072  -   -                -
+        large             1024 24 16  4096  -   -                -
+        3b                1024 24 32  16384 128 -                -
+        11b               1024 24 128 65536 128 -                -
+        1.1-small         512  8  6   1024  -   "gated-gelu_new" false
+        1.1-base          768  12 12  2048  -   "gated-gelu_new" false
+        1.1-large         1024 24 16  2816  -   "gated-gelu_new" false
+        1.1-xl            2048 24 32  5120  -   "gated-gelu_new" false
+        1.1-xxl           4096 24 64  10240 -   "gated-gelu_new" false
+        flan-small        512  8  6   1024  -   "gated-gelu_new" false
+        flan-base         768  12 12  2048  -   "gated-gelu_new" false
+        flan-large        1024 24 16  2816  -   "gated-gelu_new" false
+        flan-xl           2048 24 32  5120  -   "gated-gelu_new" false
+        flan-xxl          4096 24 64  10240 -   "gated-gelu_new" false
+        1.1-small-encoder 512  8  6   1024  -   "gated-gelu_new" -
+        1.1-base-encoder  768  12 12  2048  -   "gated-gelu_new" -
+        1.1-large-encoder 1024 24 16  2816  -   "gated-gelu_new" -
+        1.1-xl-encoder    2048 24 32  5120  -   "gated-gelu_new" -
+        1.1-xxl-encoder   4096 24 64  10240 -   "gated-gelu_new" -
+        """,
+        vocab_size=32_128,
+        layer_norm_epsilon=1e-05,
+    ),
     architectures=(WHOLE, ENCODER, "T5WithLMHeadModel", "T5Model"),
     model_type="t5",
     tokenizer="spiece.model beside the published weights (Unigram, 100 sentinels)",
     checkpoint="google-t5/t5-small",
-    read_config=read_config,
-    write_config=write_config,
+    words=words(""),
     weights=table,
 )

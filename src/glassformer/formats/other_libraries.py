@@ -83,7 +83,6 @@ GPT = Table(
 def _read_gpt(
     tensors: Tensors, stated: Settings, source: str, mini: bool
 ) -> tuple[Model, Table, Tensors]:
-    act: Activation = "gelu_tanh" if mini else "gelu"
     sizes = _sizes(
         tensors,
         vocab_size=("transformer.wte.weight", 0),
@@ -97,7 +96,14 @@ def _read_gpt(
     raw = ConfigReader(settings, source)
     heads, depth = raw.integer("n_head", most=MOST_HEADS), raw.integer("n_layer", most=MOST_BLOCKS)
     dim, vocab = raw.integer("n_embd"), raw.integer("vocab_size", most=MOST_TOKENS)
-    model = gpt2.gpt2(dim, depth, heads, vocab, "transformer.ln_f.bias" in tensors, act)
+    model = gpt2.WORDS.model(
+        n_embd=dim,
+        n_layer=depth,
+        n_head=heads,
+        vocab_size=vocab,
+        activation_function="gelu_new" if mini else "gelu",
+        bias="transformer.ln_f.bias" in tensors,
+    )
     length, dropout = raw.integer("block_size"), raw.number("dropout", 0.0, most=0.99)
     stack = replace(stacks(model)["decoder"], position=Learned(length), dropout=dropout)
     model = replace(model, context=length, decoder=stack, head=Head(tied=not mini))

@@ -46,8 +46,9 @@ class Attention(TracedModule):
         self.out = linear(width, dim, cfg.bias if cfg.out_bias is None else cfg.out_bias)
         self.whole_norm = cfg.qk_norm_whole
         sizes = (width, kv_width) if self.whole_norm else (self.head_dim, self.head_dim)
-        self.q_norm = build(cfg.qk_norm, sizes[0]) if cfg.qk_norm else None
-        self.k_norm = build(cfg.qk_norm, sizes[1]) if cfg.qk_norm else None
+        self.q_norm, self.k_norm = (
+            build(cfg.qk_norm, size) if cfg.qk_norm else None for size in sizes
+        )
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
         """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: its cache."""
@@ -57,8 +58,12 @@ class Attention(TracedModule):
             if isinstance(kv, ExternalKV)
             else self.mix(x, flow, position, kv)
         )
-        z = flow.look(self, "z", z)  # (B, H, T, D)
+        z = flow.look(self, "z", self.finish(z, x))  # (B, H, T, D)
         return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
+
+    def finish(self, z: Tensor, x: Tensor) -> Tensor:
+        """The mixture z of an attention to x, which a kind of attention may change."""
+        return z
 
     def mix(self, x: Tensor, flow: Flow, position: Position, kv: KV | None) -> Tensor:
         """x (B, T, C) -> the mixture of values that each head makes for each token (B, H, T, D)."""

@@ -19,10 +19,11 @@ from ...core.nn.attention import Attention
 from ...core.nn.build import build, builds
 from ...core.nn.dropout import dropout
 from ...core.nn.flow import Flow
-from ...core.nn.layers import linear, norm
+from ...core.nn.layers import norm
 from ...core.nn.mask import Mask
 from ...core.nn.position import Position
 from ..disentangled import DisentangledAttention, RelativeEmbedding
+from .scan import add_layers
 
 
 @builds(RelativeEmbedding)
@@ -73,15 +74,15 @@ class Scores(NamedTuple):
 class DisentangledAttentionModule(Attention):
     """Attention with scores of distances beside those of content."""
 
+    pos_k: Any
+    pos_q: Any
+
     def __init__(self, cfg: DisentangledAttention, dim: int, causal: bool, dropout: float) -> None:
         super().__init__(cfg, dim, causal, dropout)
-        self.cfg, width = cfg, self.heads * self.head_dim
+        self.cfg = cfg
         if not cfg.key_bias:
-            self.k = linear(dim, width, bias=False)
-        if cfg.content_to_position and not cfg.shared:
-            self.pos_k = linear(dim, width, bias=cfg.key_bias)
-        if cfg.position_to_content and not cfg.shared:
-            self.pos_q = linear(dim, width, bias=True)
+            del self.k
+        add_layers(self, cfg.shapes(dim))
 
     def attend(
         self,

@@ -21,17 +21,21 @@ from torch.nn import functional as F
 
 from ...core.nn.attention import Attention
 from ...core.nn.build import build, builds
-from ...core.nn.cache import KV, ExternalKV
+from ...core.nn.cache import KV
 from ...core.nn.flow import Flow, TracedModule
-from ...core.nn.layers import linear
 from ...core.nn.position import Position
 from ..latent import LatentAttention
+from .scan import add_layers
 
 
 @builds(LatentAttention)
 class LatentAttentionModule(Attention):
     """Attention to keys and values that a pass makes of what the cache keeps."""
 
+    q_down: Any
+    q_up: Any
+    kv_down: Any
+    kv_up: Any
     fused_projections = ()
     whole_norm = False
 
@@ -43,29 +47,14 @@ class LatentAttentionModule(Attention):
         self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
         self.prefix_length = cfg.mask.prefix_length
         self.head_shard: Any = None
-        width, rank = self.heads * self.head_dim, cfg.q_rank
-        if rank is None:
-            self.q = linear(dim, width, False)
-        else:
-            self.q_down = linear(dim, rank, cfg.bias)
-            self.q_norm: Any = build(cfg.latent_norm, rank)
-            self.q_up = linear(rank, width, False)
-        self.kv_down = linear(dim, cfg.kv_rank + cfg.rope_dim, cfg.bias)
         self.kv_norm = build(cfg.latent_norm, cfg.kv_rank)
-        self.kv_up = linear(cfg.kv_rank, self.heads * (cfg.content_dim + cfg.value_dim), False)
-        out_bias = cfg.bias if cfg.out_bias is None else cfg.out_bias
-        self.out = linear(self.heads * cfg.value_dim, dim, out_bias)
+        if cfg.q_rank is not None:
+            self.q_norm: Any = build(cfg.latent_norm, cfg.q_rank)
+        add_layers(self, cfg.shapes(dim))
 
-    def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
-        """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: its cache."""
-        x = flow.look(self, "in", x)
-        z = (
-            kv.attention(self, x, flow, position)[..., : self.cfg.value_dim]
-            if isinstance(kv, ExternalKV)
-            else self.mix(x, flow, position, kv)
-        )
-        z = flow.look(self, "z", z)  # (B, H, T, V)
-        return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
+    def finish(self, z: Tensor, x: Tensor) -> Tensor:
+        """The mixture of values (B, H, T, V), which engines take widened."""
+        return z[..., : self.cfg.value_dim]
 
     def mix(self, x: Tensor, flow: Flow, position: Position, kv: KV | None) -> Tensor:
         """x (B, T, C) -> the mixture of values that each head makes for each token (B, H, T, V)."""
@@ -74,8 +63,7 @@ class LatentAttentionModule(Attention):
         if kv is not None:
             latent, turned = kv.extend(latent, turned)
         k, v = self.keys_values(latent, turned, flow, new=x.shape[1])
-        z = self.attend(flow, q, k, self.widened(v), self.self_mask(flow, kv), position)
-        return z[..., : v.shape[-1]]
+        return self.attend(flow, q, k, self.widened(v), self.self_mask(flow, kv), position)
 
     def qkv(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) -> queries, keys and widened values (B, H, T, N + R), which pages keep whole."""

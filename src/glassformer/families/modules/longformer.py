@@ -16,10 +16,10 @@ from ...core.nn.additive_position import Learned
 from ...core.nn.attention import Attention
 from ...core.nn.build import builds
 from ...core.nn.flow import Flow
-from ...core.nn.layers import linear
 from ...core.nn.mask import Mask
 from ...core.nn.position import Position
 from ..longformer import GlobalTokens, LongformerAttention, SideTable
+from .scan import add_layers
 
 builds(GlobalTokens)(GlobalTokens.allows)
 ALL = Full()
@@ -34,16 +34,17 @@ class SideTableModule(Learned):
 class LongformerAttentionModule(Attention):
     """Attention within the mask, and of global tokens to every token."""
 
+    q_global: Any
+    k_global: Any
+    v_global: Any
+
     def __init__(self, cfg: LongformerAttention, dim: int, causal: bool, dropout: float) -> None:
         super().__init__(cfg, dim, causal, dropout)
         need(
             not causal, "LongformerAttention reads both sides; give it a stack with causal = false."
         )
-        width = self.heads * self.head_dim
         self.tokens = cfg.global_tokens
-        self.q_global, self.k_global, self.v_global = (
-            linear(dim, width, cfg.bias) for _ in range(3)
-        )
+        add_layers(self, cfg.shapes(dim))
 
     def mix(self, x: Tensor, flow: Flow, position: Position, kv: Any) -> Tensor:
         """x (B, T, C) -> the mixture of values that each head makes for each token (B, H, T, D)."""

@@ -1,4 +1,4 @@
-"""What mixers with a state share: a convolution over the last tokens, and a state that decays.
+"""What mixers with a state share: their layers, a convolution over the last tokens, a state that decays.
 
 B batch, T tokens, C channels, H heads. ``flow.pos`` (B or 1, T) counts from 0 in each document, -1 is
 padding: a document begins with an empty state, and padding changes none.
@@ -6,13 +6,89 @@ padding: a document begins with an empty state, and padding changes none.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, TypeAlias
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from ...core.config.shapes import Shapes
+from ...core.errors import need
 from ...core.nn.cache import MixerState
-from ...core.nn.flow import Flow
+from ...core.nn.flow import Flow, TracedModule
+from ...core.nn.layers import linear
+from ...core.nn.position import Position
 
 CHUNK = 64  # tokens that are computed side by side
+
+
+States: TypeAlias = tuple[Tensor, ...]  # that a cache keeps; () before a text begins
+
+
+def add_layers(module: nn.Module, shapes: Shapes) -> None:
+    """Gives a module the parameters, matrices and convolutions of ``shapes`` that it lacks."""
+    for name, shape in shapes.items():
+        layer, _, end = name.rpartition(".")
+        bias = f"{layer}.bias" in shapes
+        if hasattr(module, layer or name):
+            continue
+        if not layer:
+            setattr(module, name, nn.Parameter(torch.empty(shape)))
+        elif end == "weight" and len(shape) > 1:
+            setattr(
+                module,
+                layer,
+                linear(*shape[::-1], bias)
+                if len(shape) == 2
+                else CausalConv(shape[0], shape[2], bias),
+            )
+
+
+class StateMixer(TracedModule):
+    """A mixer whose layers are those of its config's shapes, and whose ``mix`` makes new states of old."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, cfg: Any, dim: int, causal: bool, dropout: float) -> None:
+        super().__init__()
+        name = type(cfg).__name__
+        need(causal, f"{name} reads from left to right; give it a causal stack.")
+        self.cfg = cfg
+        add_layers(self, cfg.shapes(dim))
+
+    def forward(
+        self, x: Tensor, flow: Flow, position: Position, state: MixerState | None = None
+    ) -> Tensor:
+        """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
+        before = state.tensors if state is not None and state.tensors else ()
+        added, after = self.mix(flow.look(self, "in", x), flow, before)
+        if state is not None:
+            state.tensors = after
+        return flow.look(self, "write", added)
+
+    def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
+        """x (B, T, C) -> what is added (B, T, C), and the states after it."""
+        raise NotImplementedError
+
+
+class GatedNorm(nn.Module):
+    """RMSNorm of each group of channels, and silu(gate), which comes before the norm or after it."""
+
+    def __init__(self, dim: int, eps: float, groups: int = 1, gate_first: bool = False) -> None:
+        super().__init__()
+        self.groups, self.eps, self.gate_first = groups, eps, gate_first
+        self.weight = nn.Parameter(torch.empty(dim))
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        gate = F.silu(gate.to(x.dtype))
+        wide = split_heads(x * gate if self.gate_first else x, self.groups)
+        unit = self.weight * F.rms_norm(wide, wide.shape[-1:], None, self.eps).flatten(-2)
+        return unit if self.gate_first else unit * gate
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        nn.init.ones_(self.weight)
 
 
 class CausalConv(nn.Module):
@@ -125,11 +201,6 @@ def _chunk(
     output = entered * (q @ state) + ((q @ k.mT) * weight) @ v
     last = weight[..., -1, :, None] * k
     return output, entered[..., -1:, :] * state + last.mT @ v
-
-
-def states_of(state: MixerState | None) -> tuple[Tensor | None, ...]:
-    """The tensors of a cache, or none."""
-    return state.tensors if state is not None and state.tensors else (None, None)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

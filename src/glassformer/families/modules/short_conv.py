@@ -4,35 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...core.errors import need
 from ...core.nn.build import builds
-from ...core.nn.cache import MixerState
-from ...core.nn.flow import Flow, TracedModule
-from ...core.nn.layers import linear
-from ...core.nn.position import Position
+from ...core.nn.flow import Flow
 from ..mixers import ShortConv
-from .scan import CausalConv, states_of
+from .scan import StateMixer, States
 
 
 @builds(ShortConv)
-class ShortConvModule(TracedModule):
+class ShortConvModule(StateMixer):
     """out(c * convolution(b * x))."""
 
     writes = ("out_proj.weight",)
 
-    def __init__(self, cfg: ShortConv, dim: int, causal: bool, dropout: float) -> None:
-        super().__init__()
-        need(causal, "ShortConv reads from left to right; give it a causal stack.")
-        self.in_proj = linear(dim, 3 * dim, cfg.bias)
-        self.conv = CausalConv(dim, cfg.kernel, cfg.bias)
-        self.out_proj = linear(dim, dim, cfg.bias)
-
-    def forward(
-        self, x: Tensor, flow: Flow, position: Position, state: MixerState | None = None
-    ) -> Tensor:
-        """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
-        b, c, x = self.in_proj(flow.look(self, "in", x)).chunk(3, -1)
-        mixed, last = self.conv(b * x, flow, states_of(state)[0])
-        if state is not None:
-            state.tensors = (last,)
-        return flow.look(self, "write", self.out_proj(c * mixed))
+    def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
+        b, c, x = self.in_proj(x).chunk(3, -1)
+        mixed, last = self.conv(b * x, flow, *(before or (None,)))
+        return self.out_proj(c * mixed), (last,)

@@ -6,7 +6,6 @@ B batch, T queries, S keys, H heads, D head dim, E experts.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +34,6 @@ class SinkAttentionModule(Attention):
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         """Draws the sinks as other weights."""
         nn.init.normal_(self.sinks, std=std, generator=generator)
-
-    def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
-        """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: its cache."""
-        x = flow.look(self, "in", x)
-        z = flow.look(self, "z", self.mix(x, flow, position, kv))  # (B, H, T, D)
-        return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
 
     def attend(
         self,

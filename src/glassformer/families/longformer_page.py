@@ -1,0 +1,75 @@
+"""Longformer: a RoBERTa whose tokens see a window, and a few global tokens that see all.
+
+A head for labels of a text reads its first token, which transformers makes global. Questions and choices
+are global there from their first token to their last, which no word here says: these heads are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.config.embed_head import Embed
+from ..core.config.model import Encoder
+from ..core.config.position import Learned
+from . import led, roberta
+from .bert import BLOCK
+from .encoder_pages import LABELS, LAYER, MASKED, TOKENS, encoder, head_of, trunk
+from .keys import ConfigWords, Section
+from .longformer import LongformerAttention
+from .names import Table
+from .recipe import ConfigReader, Recipe, sizes
+
+
+def read_windows(raw: ConfigReader, model: Any) -> Any:
+    """The model with its windows; labels of a text make its first token global."""
+    usual = {"global_tokens": 1} if head_of(raw) == LABELS else {}
+    return led.read_windows(replace(raw, table={**usual, **raw.table}), model)
+
+
+_ATTENTION: Any = LongformerAttention(1, bias=True, mask=led.mask_of(2, 1))
+WORDS = ConfigWords(
+    encoder(replace(BLOCK, attention=_ATTENTION), Learned(64, start=2), Embed(64, segments=2)),
+    roberta.KEYS,
+    [
+        Section(read_windows, led.write_windows),
+        Section(encode=roberta.write_positions),
+        roberta.with_head("Longformer", "longformer"),
+    ],
+)
+_LAYER = {
+    **LAYER,
+    **{
+        f"attention.self.{word}_global": f"attn.{name}_global"
+        for name, word in led.WORDS_OF.items()
+    },
+}
+
+
+def table(model: Encoder) -> Table:
+    """The names of the weights: RoBERTa's, and the layers of global tokens."""
+    return roberta.with_ends(model, "longformer", trunk("longformer", _LAYER))
+
+
+LONGFORMER = Recipe(
+    name="longformer",
+    paper="Beltagy et al. 2020, Longformer: The Long-Document Transformer (arXiv 2004.05150)",
+    sizes=sizes(
+        """
+        hidden_size num_hidden_layers num_attention_heads intermediate_size
+        base-4096  768  12 12 3072
+        large-4096 1024 24 16 4096
+        """,
+        type_vocab_size=1,
+        vocab_size=50_265,
+        layer_norm_eps=1e-5,
+        architectures=["LongformerForMaskedLM"],
+        max_position_embeddings=4098,
+    ),
+    family="Longformer",
+    heads=(MASKED, LABELS, TOKENS),
+    tokenizer="allenai/longformer-base-4096 (byte-level BPE)",
+    words=WORDS,
+    weights=table,
+    fixed=("pad_token_id",),
+)

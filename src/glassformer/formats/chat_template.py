@@ -3,6 +3,8 @@
 A template is a program in a file that somebody published. It sees the messages and a few words,
 changes nothing of them, reaches no attribute of Python's, and ends: after SECONDS of time, at
 MOST_TEXT characters of any text it makes.
+
+    {% generation %} .. {% endgeneration %}     stands around what an assistant writes, in some templates
 """
 
 from __future__ import annotations
@@ -33,6 +35,15 @@ MOST_WORK = 1 << 24  # characters and entries of all that it makes on its way
 SECONDS = 2.0
 # characters that Unicode leaves to private use
 MARKS = [chr(code) for code in range(0xE000, 0xF8FF)]
+OPEN, CLOSE = "\U00100000", "\U00100001"  # around what a template marks as generated
+CHATML = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""The template for a tokenizer that has none."""
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]] | None
 ENDLESS = "The chat template makes a text without end; use another template."
 
 
@@ -64,8 +75,11 @@ def _read(path: Path) -> str:
 class ChatTemplate:
     """A template by its source. Raises UserError where that is none."""
 
-    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        import jinja2
+    def __init__(self, source: str, tokenizer: Tokenizer, date: str | None = None) -> None:
+        try:
+            import jinja2
+        except ImportError:
+            raise UserError("Chat templates need jinja2: pip install jinja2.") from None
 
         need(
             len(source) <= MOST_SOURCE,
@@ -76,8 +90,9 @@ class ChatTemplate:
         self._special = re.compile(
             "|".join(sorted(map(re.escape, filter(None, tokenizer.specials)), reverse=True))
         )
+        self.marks_answers = re.search(r"{%[-+]?\s*generation\b", source) is not None
         try:
-            self._template = _within(SECONDS, lambda: _environment().from_string(source))
+            self._template = _within(SECONDS, lambda: _environment(date).from_string(source))
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             raise UserError(
                 f"The chat template is broken ({error}); fix it, or give another."
@@ -88,39 +103,74 @@ class ChatTemplate:
         """The template in a file."""
         return cls(_read(path), tokenizer)
 
-    def render(self, messages: Sequence[Mapping[str, str]], answering: bool = True) -> str:
+    def render(self, messages: Messages, answering: bool = True, tools: Tools = None) -> str:
         """The conversation as text, with what opens the answer. Raises UserError for one that the
         template refuses."""
-        return self._rendered([dict(message) for message in messages], answering)
+        return self.marked(messages, answering, tools).replace(OPEN, "").replace(CLOSE, "")
 
-    def tokens(self, messages: Sequence[Mapping[str, str]], answering: bool = True) -> list[int]:
+    def tokens(
+        self, messages: Messages, answering: bool = True, tools: Tools = None
+    ) -> list[int]:
         """The conversation as ids. What a message holds stays text, even where it is written like a
         special token."""
-        texts = [message["content"] for message in messages]
-        letters = set().union(*texts)
-        mark = next(mark_letter for mark_letter in MARKS if mark_letter not in letters)
-        safe = [
-            {**message, "content": self._broken_up(message["content"], mark)}
-            for message in messages
-        ]
-        text = self._rendered(safe, answering)
+        mark, safe, safe_tools = self.broken_up(messages, tools)
+        return self.encode(self.render(safe, answering, safe_tools), mark)
+
+    def encode(self, text: str, mark: str) -> list[int]:
+        """The ids of a rendered text in which ``mark`` breaks names of special tokens."""
         # inside each name of a special token: neither side is one
         pieces = list(filter(None, text.split(mark)))
         return [*itertools.chain(*self.tokenizer.encode_batch(pieces, special=True))]
 
-    def _broken_up(self, text: str, mark: str) -> str:
-        if not self._special.pattern:
-            return text
-        return self._special.sub(lambda match: f"{match[0][0]}{mark}{match[0][1:]}", text)
+    def ends(self, text: str, mark: str) -> list[int]:
+        """The place in ``text`` where each token of ``encode`` ends."""
+        ends, start = list[int](), 0
+        for piece in text.split(mark):
+            spans = self.tokenizer.offsets(piece, special=True) if piece else []
+            ends += [start + end for _, end in spans]
+            start += len(piece) + len(mark)
+        return ends
 
-    def _rendered(self, messages: list[dict[str, str]], answering: bool) -> str:
+    def broken_up(
+        self, messages: Messages, tools: Tools = None
+    ) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """A mark, and messages and tools with it inside each name of a special token."""
+        letters = set(json.dumps([messages, tools], ensure_ascii=False))
+        mark = next(letter for letter in MARKS if letter not in letters)
+
+        def inside(value: Any) -> Any:
+            if isinstance(value, str) and self._special.pattern:
+                return self._special.sub(lambda match: f"{match[0][0]}{mark}{match[0][1:]}", value)
+            if isinstance(value, Mapping):
+                return {inside(key): inside(item) for key, item in value.items()}
+            return [inside(item) for item in value] if isinstance(value, list | tuple) else value
+
+        return mark, inside(messages), inside(tools)
+
+    def closing(self) -> list[int]:
+        """The special tokens that stand behind an answer."""
+        messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": MARKS[0]}]
+        behind = self.render(messages, answering=False).rpartition(MARKS[0])[2]
+        names = self._special.findall(behind) if self._special.pattern else []
+        return [self.tokenizer.specials[name] for name in names]
+
+    def closes(self, text: str) -> bool:
+        """True if the text ends in a special token."""
+        return any(text.endswith(name) for name in self.tokenizer.specials if name)
+
+    def is_closing(self, text: str) -> bool:
+        """True if the text is white space and special tokens alone."""
+        return not (self._special.sub("", text) if self._special.pattern else text).strip()
+
+    def marked(self, messages: Messages, answering: bool = False, tools: Tools = None) -> str:
+        """``render`` with OPEN and CLOSE around what the template marks as generated."""
         import jinja2
 
         context: dict[str, Any] = {
             **self._words,
-            "messages": messages,
+            "messages": [dict(message) for message in messages],
             "add_generation_prompt": answering,
-            "tools": None,
+            "tools": tools,
             "documents": None,
         }
         try:
@@ -240,12 +290,14 @@ reject rejectattr reverse round safe select selectattr sort string sum title tri
 PLAIN = (str, bytes, list, tuple, dict, int, float)
 
 
-def _environment() -> Any:
-    """Jinja's immutable sandbox with our bounds, set as templates for chats expect it."""
+def _environment(date: str | None) -> Any:
+    """Jinja's immutable sandbox with our bounds, set as templates for chats expect it; ``date``
+    (ISO) stands for today's."""
     from jinja2 import TemplateError, nodes
     from jinja2.compiler import CodeGenerator, Frame
     from jinja2.exceptions import SecurityError
-    from jinja2.ext import loopcontrols
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generator(CodeGenerator):
@@ -258,6 +310,19 @@ def _environment() -> Any:
                 self.visit(child, frame)
                 self.write(", ")
             self.write("))")
+
+    class Generation(Extension):
+        """{% generation %} .. {% endgeneration %}: OPEN and CLOSE around the body."""
+
+        tags = frozenset({"generation"})
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            opening, closing = (
+                nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in (OPEN, CLOSE)
+            )
+            return nodes.Scope([opening, *body, closing], lineno=line)
 
     class Sandbox(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset(OPERATORS)
@@ -296,19 +361,23 @@ def _environment() -> Any:
         return str(bounded(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)))
 
     environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols, Generation],
+        autoescape=False,
     )
     environment.filters = {name: _checked(environment.filters[name]) for name in FILTERS.split()}
     environment.filters |= {"replace": _replaced, "tojson": as_json}
     environment.filters["join"] = lambda value, d="", attribute=None: _joined(
         value if attribute is None else (item[attribute] for item in value), str(d)
     )
+    today = None if date is None else datetime.datetime.fromisoformat(date)
     environment.globals = {
         "range": _range,
         "dict": dict,
         "namespace": environment.globals["namespace"],
         "raise_exception": refuse,
-        "strftime_now": lambda form: datetime.datetime.now().strftime(form[:99]),
+        "strftime_now": lambda form: (today or datetime.datetime.now()).strftime(form[:99]),
     }
     return environment
 

@@ -17,7 +17,7 @@ from ..core import files
 from ..core.errors import UserError, nearest, need
 from ..core.tokenizer.tokenizer import EXTRA, Tokenizer
 from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, ids_of
-from . import byte_level, letters, sentencepiece, wordpiece
+from . import byte_level, chat_template, letters, sentencepiece, wordpiece
 from . import gguf_tokenizer as gguf
 from .tokenizer_forms import GENERATION, added_token, tokenizer_of
 from .wordpiece import flag
@@ -64,6 +64,7 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
     tokenizer = tokenizer_of(spec, roles, str(path))
     ends = _ends(path.parent)
     tokenizer.ends = () if ends in ((), (tokenizer.eos,)) else ends
+    tokenizer.chat_template = chat_template.find(path.parent)
     return tokenizer
 
 

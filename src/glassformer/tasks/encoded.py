@@ -72,11 +72,14 @@ class Side:
 @dataclass(frozen=True)
 class Encoded:
     """A table of examples as ids: one side, or what the decoder and then what the encoder reads,
-    and labels."""
+    and labels. ``reference`` (N, documents) is what another model says of each example's documents;
+    ``notes`` say what was cut."""
 
     name: str
     sides: tuple[Side, ...]
     labels: Array | None = None
+    reference: Array | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.sides[0].starts) - 1
@@ -119,9 +122,12 @@ def encode(
         f"the shape {fitting}."
     )
     need(type(model) in objective.shapes, sentence)
-    layout = objective.layout(
-        Framing(tokenizer, model, source_tokenizer), Fit(table.name, context, cut)
-    )
+    fit = Fit(table.name, context, cut)
+    if table.examples[0].conversations:
+        from .answers import encode as encode_conversations
+
+        return encode_conversations(table, tokenizer, objective, fit)
+    layout = objective.layout(Framing(tokenizer, model, source_tokenizer), fit)
     first_tokenizer = source_tokenizer or tokenizer
     firsts: Iterable[Any]
     if table.examples[0].words:

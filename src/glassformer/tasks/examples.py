@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, nearest, need
+from .conversations import read as read_conversations
 from .example_table import SHORT, Example, ExampleTable
 from .records import Record, records
 
@@ -36,6 +37,10 @@ def read_examples(
     running = f"{type(objective).__name__} learns from running text, not from examples"
     need(bool(objective.example_fields), f'{running}; give a corpus ([data] type = "Data").')
     name, rows = records(source, objective, columns or {})
+    if "chosen" in objective.example_fields or "messages" in objective.example_fields:
+        conversations = tuple(read_conversations(name, rows, columns or {}, objective.example))
+        need(bool(conversations), f"{name} holds no conversations; give a file with some.")
+        return ExampleTable(name, conversations)
     numbers = {label: number for number, label in enumerate(labels or ())}
     examples, empty = [], 0
     for line, record in rows:

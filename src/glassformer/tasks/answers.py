@@ -123,12 +123,10 @@ def _by_prefixes(
 
 def _still_whole(template: ChatTemplate, before: Rendered, text: str) -> tuple[Answer, ...]:
     """The answers of the text before as they stand in a longer text; none where it writes them
-    anew.
+    anew, or closes them by no special token, behind which tokens would be others.
 
     What closes a whole conversation (Phi-3's end of text) may be missing there.
     """
-    if text.startswith(before.text):
-        return before.answers
     *earlier, last = before.answers
     common = os.path.commonprefix((before.text, text)).rstrip()
     closed = len(common) > last.start and template.closes(common)

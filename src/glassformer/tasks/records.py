@@ -81,11 +81,17 @@ def records(
             )
     fields = Fields(objective.example_fields, objective.optional, columns)
     if isinstance(source, Mapping):
+        need(not conversational(objective), "Conversations are one file; change data.train.")
         return _parallel(source, fields.among(source))
     path = locate(source)
-    if {"messages", "chosen"} & {*fields.names}:
+    if conversational(objective):
         return str(path), objects(path)
     return str(path), _file(path, fields)
+
+
+def conversational(objective: Objective) -> bool:
+    """True if the objective's examples are conversations (``tasks/conversations.py``)."""
+    return bool({"messages", "chosen"} & {*objective.example_fields})
 
 
 def objects(path: Path) -> Records:

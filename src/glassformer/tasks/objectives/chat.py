@@ -69,7 +69,8 @@ class Chat(Conversations):
     template: str = ""  # a chat template's file, or chatml; none: the tokenizer's
     date: str = "2024-07-26"  # today, for templates that write a date
 
-    example_fields = ("messages",)
+    example_fields = ("messages", "prompt", "completion")
+    optional = example_fields
 
     def example(self, row: ConversationRecord) -> Example:
         """A conversation."""

@@ -1,0 +1,229 @@
+"""Which tokens of a conversation count: held to an oracle that renders its prefixes one by one with
+transformers, on templates of every habit; and everything that is refused.
+
+Published templates are those that trl ships, where it is installed; ``GLASSFORMER_CONVERSATIONS``
+says how many conversations each is held to.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import random
+import re
+from os.path import commonprefix
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from glassformer.core.tokenizer import train
+from glassformer.formats.chat_template import CHATML, ChatTemplate
+from glassformer.tasks import answers, encoded
+from glassformer.tasks.example_table import Conversation, Example, ExampleTable
+from glassformer.tasks.examples import read_examples
+from glassformer.tasks.objectives import Chat, Preference
+from mistakes import mistake
+
+COUNT = int(os.environ.get("GLASSFORMER_CONVERSATIONS", "12"))
+SPECIAL = re.compile(r"<[|｜][^|｜<>\n]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?s>|\[/?[A-Z_]{3,}\]")
+WORDS = "the cat sat on mat 12 + ? naïve 猫 </b> \n\n  {x} <think> don't".split(" ")
+
+HABITS = {
+    "chatml": CHATML,
+    "between brackets, the system inside": (
+        "{% for m in messages %}{% if m.role == 'system' %}{% set ns = namespace() %}"
+        "{{ bos_token + '<<' + m.content + '>>' }}{% elif m.role == 'user' %}"
+        "{{ '[INST] ' + m.content.strip() + ' [/INST]' }}{% else %}"
+        "{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+    ),
+    "an end of all behind the last": (
+        "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+    ),
+    "another end behind the last": (
+        "{% for m in messages %}{{ '<|start|>' + m.role + '<|message|>' + m.content }}"
+        "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start|>assistant<|message|>' }}{% endif %}"
+    ),
+    "thoughts only in the last answer": (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+        "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+        "{{ m.content.split('</think>')[-1] + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "a prompt that opens thoughts": (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|><think>\n' }}{% endif %}"
+    ),
+    "no special tokens": (
+        "{% for m in messages %}{{ '### ' + m.role + ':\n' + m.content + '\n\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '### assistant:\n' }}{% endif %}"
+    ),
+}
+
+
+def published():
+    """The templates that trl ships, by name: those of text."""
+    spec = importlib.util.find_spec("trl")
+    folder = None if spec is None or spec.origin is None else Path(spec.origin).parent
+    files = () if folder is None else sorted((folder / "chat_templates").glob("*.jinja"))
+    pictures = ("idefics", "llava", "_vl", "diffusion", "smolvlm")
+    return {
+        file.stem: file.read_text(encoding="utf-8")
+        for file in files
+        if not any(word in file.stem for word in pictures)
+    }
+
+
+PUBLISHED = published()
+TAG = re.compile(r"{%-?\s*generation\b")
+PLAIN = {name: text for name, text in PUBLISHED.items() if not TAG.search(text)}
+MARKED = {name: text for name, text in PUBLISHED.items() if TAG.search(text)}
+
+
+@functools.cache
+def tokenizer(template, kind="bpe"):
+    """A small tokenizer with the special tokens that a template writes."""
+    names = dict.fromkeys(("<s>", "</s>", *SPECIAL.findall(template)))
+    if "'<|' + " in template:
+        names |= dict.fromkeys(f"<|{role}|>" for role in ("system", "user", "assistant"))
+    return train(kind, ["the cat sat on the mat and the dog sat on the log\n\n"] * 4, 400, tuple(names))
+
+
+@functools.cache
+def by_transformers(template):
+    transformers = pytest.importorskip("transformers")
+    import tokenizers
+
+    ours = tokenizer(template)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(ours.to_json()),
+        bos_token=ours.roles["bos"],
+        eos_token=ours.roles["eos"],
+        chat_template=template,
+    )
+
+
+def conversations(count, seed, system=True):
+    """Conversations of one to four turns, of texts with spaces and breaks at both ends."""
+    draw = random.Random(seed)
+
+    def text():
+        words = " ".join(draw.choices(WORDS, k=draw.randint(1, 8)))
+        return draw.choice(("", " ", "\n")) + words + "." + draw.choice(("", " ", "\n"))
+
+    for _ in range(count):
+        messages = [{"role": "system", "content": text()}] if system and draw.random() < 0.4 else []
+        for _ in range(draw.randint(1, 4)):
+            messages.append({"role": "user", "content": text()})
+            thought = f"<think>\n{text()}\n</think>\n\n" if draw.random() < 0.3 else ""
+            messages.append({"role": "assistant", "content": thought + text()})
+        yield messages
+
+
+def oracle(template, messages):
+    """Each answer as (ids up to its end, index of its first token), by prefixes, by transformers."""
+    other = by_transformers(template)
+
+    def rendered(prefix, answering):
+        return other.apply_chat_template(
+            prefix, add_generation_prompt=answering, tokenize=False
+        )
+
+    special = tokenizer(template).specials
+    places = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    results = set()
+    for number, at in enumerate(places):
+        prompt, text = rendered(messages[:at], True), rendered(messages[: at + 1], False)
+        start = 0
+        while start < min(len(prompt), len(text)) and prompt[start] == text[start]:
+            start += 1
+        end = len(text)
+        if any(text.rstrip().endswith(name) for name in special):
+            end = len(text.rstrip())
+        if number + 1 < len(places):  # what closes a whole conversation is not there in a longer one
+            longer = rendered(messages[: places[number + 1] + 1], False)
+            common = commonprefix([text, longer]).rstrip()
+            tail = text[len(common) :]
+            for name in special:
+                tail = tail.replace(name, "")
+            closed = any(common.endswith(name) for name in special)
+            if closed and len(common) > start and not tail.strip():
+                end = min(end, len(common))
+        answer = other(text, return_offsets_mapping=True, add_special_tokens=False)
+        inside = [
+            index
+            for index, (_, stop) in enumerate(answer["offset_mapping"])
+            if start < stop <= end
+        ]
+        results.add((tuple(answer["input_ids"][: inside[-1] + 1]), inside[0]))
+    return results
+
+
+def ours(template, messages):
+    """The same of ours."""
+    results = set()
+    compiled = ChatTemplate(template, tokenizer(template))
+    for rendered in answers.render(compiled, Conversation(tuple(messages))):
+        weighted = answers.weigh(compiled, rendered)
+        ids, flags = weighted.ids.tolist(), weighted.weights.tolist()
+        assert set(flags) <= {0, 1}
+        edges = np.flatnonzero(np.diff([0, *flags, 0]))
+        for first, last in edges.reshape(-1, 2).tolist():
+            results.add((tuple(ids[:last]), first))
+    return results
+
+
+def hold(template, count):
+    held, system = 0, True
+    for seed in range(10 * count):
+        (messages,) = conversations(1, seed, system)
+        try:
+            expected = oracle(template, messages)
+        except Exception as error:  # the template refuses: so must ours
+            assert mistake(lambda m=messages: ours(template, m)), error
+            continue
+        assert ours(template, messages) == expected, messages
+        held += 1
+        if held == count:
+            return
+    raise AssertionError(f"only {held} conversations are rendered by this template")
+
+
+@pytest.mark.parametrize("name", HABITS)
+def test_the_weights_are_those_of_prefixes_rendered_alone(name):
+    """Reference: transformers' rendering of each prefix and its offsets."""
+    hold(HABITS[name], COUNT)
+
+
+@pytest.mark.skipif(not PLAIN, reason="trl is not installed: its templates are not here")
+@pytest.mark.parametrize("name", PLAIN or [""])
+def test_the_weights_of_published_templates(name):
+    hold(PLAIN[name], COUNT)
+
+
+OWN_MARKS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}"
+    "{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("name", ["own marks", *MARKED])
+def test_what_a_template_marks_as_generated_counts(name):
+    """Reference: transformers' masks of assistants' tokens."""
+    template = MARKED.get(name, OWN_MARKS)
+    other, compiled = by_transformers(template), ChatTemplate(template, tokenizer(template))
+    for messages in conversations(COUNT, 5, system=False):
+        expected = other.apply_chat_template(
+            messages, return_assistant_tokens_mask=True, return_dict=True
+        )
+        (rendered,) = answers.render(compiled, Conversation(tuple(messages)))
+        weighted = answers.weigh(compiled, rendered)
+        size = len(weighted.ids)
+        assert weighted.ids.tolist() == expected["input_ids"][:size]
+        masks = expected["assistant_masks"]
+        assert weighted.weights.tolist() == masks[:size] and not any(masks[size:])

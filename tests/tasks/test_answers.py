@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import math
 import os
 import random
 import re
@@ -90,7 +91,14 @@ def tokenizer(template, kind="bpe"):
     names = dict.fromkeys(("<s>", "</s>", *SPECIAL.findall(template)))
     if "'<|' + " in template:
         names |= dict.fromkeys(f"<|{role}|>" for role in ("system", "user", "assistant"))
-    return train(kind, ["the cat sat on the mat and the dog sat on the log\n\n"] * 4, 400, tuple(names))
+    return train(
+        kind, ["the cat sat on the mat and the dog sat on the log\n\n"] * 4, 400, tuple(names)
+    )
+
+
+@functools.cache
+def template_of(template):
+    return ChatTemplate(template, tokenizer(template), seconds=math.inf)
 
 
 @functools.cache
@@ -129,9 +137,7 @@ def oracle(template, messages):
     other = by_transformers(template)
 
     def rendered(prefix, answering):
-        return other.apply_chat_template(
-            prefix, add_generation_prompt=answering, tokenize=False
-        )
+        return other.apply_chat_template(prefix, add_generation_prompt=answering, tokenize=False)
 
     special = tokenizer(template).specials
     places = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
@@ -144,7 +150,9 @@ def oracle(template, messages):
         end = len(text)
         if any(text.rstrip().endswith(name) for name in special):
             end = len(text.rstrip())
-        if number + 1 < len(places):  # what closes a whole conversation is not there in a longer one
+        if number + 1 < len(
+            places
+        ):  # what closes a whole conversation is not there in a longer one
             longer = rendered(messages[: places[number + 1] + 1], False)
             common = commonprefix([text, longer]).rstrip()
             tail = text[len(common) :]
@@ -155,9 +163,7 @@ def oracle(template, messages):
                 end = min(end, len(common))
         answer = other(text, return_offsets_mapping=True, add_special_tokens=False)
         inside = [
-            index
-            for index, (_, stop) in enumerate(answer["offset_mapping"])
-            if start < stop <= end
+            index for index, (_, stop) in enumerate(answer["offset_mapping"]) if start < stop <= end
         ]
         results.add((tuple(answer["input_ids"][: inside[-1] + 1]), inside[0]))
     return results
@@ -166,7 +172,7 @@ def oracle(template, messages):
 def ours(template, messages):
     """The same of ours."""
     results = set()
-    compiled = ChatTemplate(template, tokenizer(template))
+    compiled = template_of(template)
     for rendered in answers.render(compiled, Conversation(tuple(messages))):
         weighted = answers.weigh(compiled, rendered)
         ids, flags = weighted.ids.tolist(), weighted.weights.tolist()
@@ -216,7 +222,7 @@ OWN_MARKS = (
 def test_what_a_template_marks_as_generated_counts(name):
     """Reference: transformers' masks of assistants' tokens."""
     template = MARKED.get(name, OWN_MARKS)
-    other, compiled = by_transformers(template), ChatTemplate(template, tokenizer(template))
+    other, compiled = by_transformers(template), template_of(template)
     for messages in conversations(COUNT, 5, system=False):
         expected = other.apply_chat_template(
             messages, return_assistant_tokens_mask=True, return_dict=True

@@ -13,8 +13,8 @@ conversation becomes several texts, each with the answers that are still whole i
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from ..core.errors import UserError, need
 from ..core.tokenizer.tokenizer import Tokenizer
 from ..core.training.batches import Array
 from ..formats.chat_template import CLOSE, OPEN, ChatTemplate, Messages, Tools
-from .encoded import Encoded, Fit, Item, Side
+from .encoded import Encoded, Fit, Side
 from .example_table import Conversation, Example, ExampleTable
 
 
@@ -113,12 +113,20 @@ def _by_prefixes(
         text = template.render(messages[: at + 1], answering=False, tools=tools)
         end = len(text.rstrip())
         end = end if template.closes(text[:end]) else len(text)
-        answer = Answer(len(os.path.commonprefix((prompt, text))), end, weights[at])
+        answer = Answer(_common(prompt, text), end, weights[at])
         earlier = _still_whole(template, texts[-1], text) if texts else ()
         if earlier:
             texts.pop()
         texts.append(Rendered(text, (*earlier, answer), mark))
     return texts
+
+
+def _common(first: str, second: str) -> int:
+    """The number of characters that two texts begin with alike."""
+    if second.startswith(first):
+        return len(first)
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(first), len(second)))
 
 
 def _still_whole(template: ChatTemplate, before: Rendered, text: str) -> tuple[Answer, ...]:
@@ -128,7 +136,7 @@ def _still_whole(template: ChatTemplate, before: Rendered, text: str) -> tuple[A
     What closes a whole conversation (Phi-3's end of text) may be missing there.
     """
     *earlier, last = before.answers
-    common = os.path.commonprefix((before.text, text)).rstrip()
+    common = text[: _common(before.text, text)].rstrip()
     closed = len(common) > last.start and template.closes(common)
     if not closed or not template.is_closing(before.text[len(common) :]):
         return ()
@@ -187,31 +195,29 @@ def weighted(template: ChatTemplate, name: str, example: Example) -> list[list[W
     return sides
 
 
-def encode(
-    table: ExampleTable, tokenizer: Tokenizer, objective: Objective, fit: Fit
-) -> Encoded:
+def encode(table: ExampleTable, tokenizer: Tokenizer, objective: Objective, fit: Fit) -> Encoded:
     """The conversations as rows hold them, and notes of what was cut or came in several texts."""
     template = template_of(tokenizer, getattr(objective, "date", None))
-    items, cut, lost, several = list[Item](), 0, 0, 0
+    items, cut, lost, several = list[dict[str, Array]](), 0, 0, 0
     for example in table:
         sides = weighted(template, table.name, example)
         several += len(sides[0]) > 1
         for documents in objective.documents(sides):  # type: ignore[attr-defined]
-            targets = [document.targets for document in documents]
-            kept = fit(example, [text.ids[:-1] for text in documents], 0, "conversation")
-            starts = [0 if fit.cut != "start" else len(t) - len(k) for t, k in zip(targets, kept)]
-            short = [t[at : at + len(k)] for t, at, k in zip(targets, starts, kept)]
-            if any((k < 0).all() for k in short):
+            asked = [document.targets for document in documents]
+            tokens, targets = (
+                fit(example, columns, 0, "conversation")
+                for columns in ([text.ids[:-1] for text in documents], asked)
+            )
+            if any((column < 0).all() for column in targets):
                 lost += 1
                 continue
-            cut += any((t >= 0).sum() > (k >= 0).sum() for t, k in zip(targets, short))
-            items.append(
-                {
-                    "tokens": np.concatenate(kept),
-                    "targets": np.concatenate(short),
-                    "pos": np.concatenate([np.arange(len(ids)) for ids in kept]),
-                }
-            )
+            item = {
+                "tokens": np.concatenate(tokens),
+                "targets": np.concatenate(targets),
+                "pos": np.concatenate([np.arange(len(ids)) for ids in tokens]),
+            }
+            cut += int((item["targets"] >= 0).sum() < (np.concatenate(asked) >= 0).sum())
+            items.append(item)
     need(bool(items), f"{table.name}: no answer fits in {fit.context} tokens; raise train.context.")
     side = Side.of(**{name: [item[name] for item in items] for name in items[0]})
     counts = {
@@ -231,4 +237,4 @@ def template_of(tokenizer: Tokenizer, date: str | None = None) -> ChatTemplate:
             "This tokenizer has no chat template; name one: train.objective.template = FILE, or "
             '"chatml".'
         )
-    return ChatTemplate(source, tokenizer, date)
+    return ChatTemplate(source, tokenizer, date, math.inf)  # a person waits and may stop it

@@ -29,7 +29,12 @@ ROLES = {
     "tool_response": "tool",
 }
 """Names of roles in other people's files, and the field's."""
-LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
+LAYOUTS: tuple[tuple[str, ...], ...] = (
+    ("messages",),
+    ("conversations",),
+    ("prompt", "completion"),
+    ("instruction", "output"),
+)
 """Fields by which a conversation is known; the first that a record has."""
 
 
@@ -71,20 +76,23 @@ class ConversationRecord:
             self._messages(self.record[name], "assistant") for name in ("chosen", "rejected")
         )
         if not prompt:
-            pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected))
+            sides = zip(chosen, rejected, strict=False)
+            pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], sides)
             prompt = [message for message, _ in pairs]
             chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
         if chosen == rejected:
             raise self._error("has the same text as chosen and as rejected")
         need(bool(prompt), f'{self.location} has no "prompt" that both answers follow; add it.')
         prompt = prompt if prompt[0]["role"] == "system" else self._system() + prompt
-        sides = (self._checked(prompt + side, len(prompt)) for side in (chosen, rejected))
-        return self._example(*sides)
+        answers = (self._checked(prompt + side, len(prompt)) for side in (chosen, rejected))
+        return self._example(*answers)
 
     def _example(self, *conversations: Conversation) -> Example:
         """An example with the texts of its conversations, which a tokenizer may learn from."""
-        texts = [conversation.text for conversation in conversations]
-        return Example(*texts, line=self.line, conversations=conversations)
+        first, second = conversations[0].text, None
+        if conversations[1:]:
+            second = conversations[1].text
+        return Example(first, second, line=self.line, conversations=conversations)
 
     def _system(self) -> list[Record]:
         """What stands beside the messages for the system, as a message."""
@@ -97,7 +105,9 @@ class ConversationRecord:
         if not answers:
             raise self._error("has no message of the assistant that answers another message")
         for message in answers:
-            if not any(message.get(name) for name in ("content", "tool_calls", "reasoning_content")):
+            if not any(
+                message.get(name) for name in ("content", "tool_calls", "reasoning_content")
+            ):
                 raise self._error("has an empty answer")
         while messages[-1]["role"] != "assistant":
             messages = messages[:-1]  # nobody answers it

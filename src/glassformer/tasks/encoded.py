@@ -168,9 +168,7 @@ class Fit:
     context: int
     cut: Cut
 
-    def __call__(
-        self, example: Example, texts: list[list[int]], around: int, side: str
-    ) -> list[list[int]]:
+    def __call__(self, example: Example, texts: list[Any], around: int, side: str) -> list[Any]:
         """The texts, so that they and ``around`` more tokens fit."""
         room, length = self.context - around, sum(map(len, texts))
         if length <= room:

@@ -81,7 +81,11 @@ class ExampleTable:
         """The SHA-256 of what is learned from these examples, whatever the file is called."""
         digest = hashlib.sha256(json.dumps(self.labels).encode())
         for example in self.examples:
-            content = [example.words or example.first, example.second, example.tags or example.label]
+            content: list[Any] = [
+                example.words or example.first,
+                example.second,
+                example.tags or example.label,
+            ]
             for conversation in example.conversations:
                 content += [conversation.messages, conversation.tools]
             digest.update(json.dumps(content).encode())

@@ -97,17 +97,26 @@ def conversational(objective: Objective) -> bool:
 def objects(path: Path) -> Records:
     """The records of a .jsonl file, of a list in a .json file, or of a table in Parquet or Arrow."""
     if path.suffix in SUFFIXES and path.is_file():
-        return enumerate(table_rows(path), 1)
+        return iter(enumerate(table_rows(path), 1))
     content, suffix = _content(path), plain_suffix(path)
     if suffix == ".json" or (suffix not in LINES and content.lstrip()[:1] == "["):
         listed = json_value(content, str(path), "fix the file")
         is_list = isinstance(listed, list) and all(isinstance(item, dict) for item in listed)
         need(is_list, f"{path} is not a list of objects; write [{{...}}, {{...}}].")
-        return enumerate(listed, 1)
+        return iter(enumerate(listed, 1))
     return (
         (number, json_line(line, f"{path} line {number}", "one {...} per line"))
         for number, line in _lines(content)
     )
+
+
+def first_record(name: str) -> Record:
+    """The first record of a file of conversations; UserError where it has none."""
+    path = locate(name)
+    _, record = next(objects(path), (0, None))
+    if record is None:
+        raise UserError(f"{path} is empty; give a file of conversations.")
+    return record
 
 
 def _file(path: Path, fields: Fields) -> Records:

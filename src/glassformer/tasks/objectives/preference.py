@@ -134,18 +134,17 @@ def log_probabilities(model: Any, hidden: Tensor, batch: Batch) -> tuple[Tensor,
 
     def log_probability(states: Tensor, targets: Tensor) -> Tensor:
         logits = head(states, model.embed).float()
-        return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+        logs: Tensor = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+        return logs
 
     indices = batch.target_indices()
     rows = max(1, ONE_SHOT // len(head.table(model.embed)))
     pieces = zip(
-        hidden.flatten(0, 1)[indices].split(rows),
-        batch.targets.flatten()[indices].split(rows),
+        torch.split(hidden.flatten(0, 1)[indices], rows),
+        torch.split(batch.targets.flatten()[indices], rows),
         strict=True,
     )
-    logs = torch.cat(
-        [checkpoint(log_probability, *piece, use_reentrant=False) for piece in pieces]
-    )
+    logs = torch.cat([checkpoint(log_probability, *piece, use_reentrant=False) for piece in pieces])
     assert batch.pos is not None
     starts = document_starts(batch.pos).flatten()
     document = starts.cumsum(0)[indices] - 1

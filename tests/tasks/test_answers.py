@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import math
 import os
 import random
 import re
-from os.path import commonprefix
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +20,30 @@ import pytest
 
 from glassformer.core.tokenizer import train
 from glassformer.formats.chat_template import CHATML, ChatTemplate
-from glassformer.tasks import answers, encoded
-from glassformer.tasks.example_table import Conversation, Example, ExampleTable
-from glassformer.tasks.examples import read_examples
-from glassformer.tasks.objectives import Chat, Preference
+from glassformer.tasks import answers
+from glassformer.tasks.example_table import Conversation
 from mistakes import mistake
 
 COUNT = int(os.environ.get("GLASSFORMER_CONVERSATIONS", "12"))
 SPECIAL = re.compile(r"<[|｜][^|｜<>\n]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?s>|\[/?[A-Z_]{3,}\]")
-WORDS = "the cat sat on mat 12 + ? naïve 猫 </b> \n\n  {x} <think> don't".split(" ")
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "mat",
+    "12",
+    "+",
+    "?",
+    "naïve",
+    "猫",
+    "</b>",
+    "\n\n",
+    "",
+    "{x}",
+    "<think>",
+    "don't",
+]
 
 HABITS = {
     "chatml": CHATML,
@@ -154,7 +167,8 @@ def oracle(template, messages):
             places
         ):  # what closes a whole conversation is not there in a longer one
             longer = rendered(messages[: places[number + 1] + 1], False)
-            common = commonprefix([text, longer]).rstrip()
+            same = (at for at in range(len(text)) if text[: at + 1] != longer[: at + 1])
+            common = text[: next(same, len(text))].rstrip()
             tail = text[len(common) :]
             for name in special:
                 tail = tail.replace(name, "")

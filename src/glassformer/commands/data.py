@@ -121,7 +121,7 @@ def conversations(
     """The conversations of a file as a model learns from them: how many tokens count, and which."""
     from ..formats import pretrained, resolve
     from ..sight.labels import display_texts
-    from ..tasks import answers
+    from ..tasks import answer_weights
     from ..tasks.examples import read_examples
     from ..tasks.objectives import Chat, Preference
     from ..tasks.records import first_record
@@ -129,16 +129,16 @@ def conversations(
     pairs = "chosen" in first_record(name) or "chosen" in columns
     objective = (Preference if pairs else Chat)(template=template)
     table = read_examples(name, objective, columns=columns)
-    known = model in pretrained.KNOWN and not Path(model).is_dir()
-    folder = model if known else resolve.resolve(model)
+    is_name = model in pretrained.KNOWN and not Path(model).is_dir()
+    folder = model if is_name else resolve.resolve(model)
     need(not resolve.is_recipe(model), f"{model} is a shape without a tokenizer; name a model.")
     tokenizer = pretrained.find(folder)  # type: ignore[arg-type]
     objective.prepare_tokenizer(tokenizer)
-    compiled = answers.template_of(tokenizer, objective.date)
+    compiled = answer_weights.template_of(tokenizer, objective.date)
     records, lines, texts = list[dict[str, Any]](), list[str](), 0
     tokens, counted = list[int](), 0
     for number, example in enumerate(table):
-        for side, documents in enumerate(answers.weighted(compiled, table.name, example)):
+        for side, documents in enumerate(answer_weights.weighted(compiled, table.name, example)):
             texts += len(documents)
             for document in documents:
                 tokens.append(len(document.ids))

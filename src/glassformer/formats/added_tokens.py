@@ -21,11 +21,11 @@ TABLES = ("embed.token.weight", "head.proj.weight", "head.proj.bias")
 def grow(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
     """The tokenizer with more special tokens, behind all that it has. Raises UserError for one that
     it has already."""
-    known = tokenizer.vocabulary()
+    vocabulary = tokenizer.vocabulary()
     need(len({*names}) == len(names), "--add-tokens names a token twice; name each one once.")
     for name in names:
         need(bool(name.strip()), "--add-tokens has an empty name; give each token a name.")
-        need(name not in known, f'The tokenizer has "{name}" already; leave it out.')
+        need(name not in vocabulary, f'The tokenizer has "{name}" already; leave it out.')
     added = [added_token(tokenizer.size + at, name) for at, name in enumerate(names)]
     spec = {**tokenizer.spec, "added_tokens": [*tokenizer.spec["added_tokens"], *added]}
     grown = tokenizer_of(spec, dict(tokenizer.roles))

@@ -24,11 +24,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..core import files
 from ..core.errors import UserError, need
 from ..core.tokenizer.tokenizer import Tokenizer
+from .tokenizer_files import read_template
 
-FILE = "chat_template.jinja"
+find = find_template  # the template in a model's folder
 MOST_SOURCE = 1 << 18  # characters of a template; published ones have some thousands
 MOST_TEXT = 1 << 22  # characters of any text that it makes
 MOST_LIST = 100_000  # entries of any list
@@ -46,31 +46,6 @@ CHATML = """\
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None
 ENDLESS = "The chat template makes a text without end; use another template."
-
-
-def find(folder: Path) -> str | None:
-    """The template in a model's folder: a file of its own, or in tokenizer_config.json; None where
-    there is none."""
-    if (folder / FILE).is_file():
-        return _read(folder / FILE)
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        if (folder / name).is_file():
-            template = files.read_json(folder / name).get("chat_template")
-            for entry in template if isinstance(template, list) else ():  # several, by their names
-                if isinstance(entry, dict) and entry.get("name") == "default":
-                    template = entry.get("template")
-            if isinstance(template, str):
-                return template
-    return None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} cannot be read as UTF-8 text ({error}); give another chat template."
-        ) from None
 
 
 class ChatTemplate:
@@ -104,7 +79,7 @@ class ChatTemplate:
     @classmethod
     def open(cls, path: Path, tokenizer: Tokenizer) -> ChatTemplate:
         """The template in a file."""
-        return cls(_read(path), tokenizer)
+        return cls(read_template(path), tokenizer)
 
     def render(self, messages: Messages, answering: bool = True, tools: Tools = None) -> str:
         """The conversation as text, with what opens the answer. Raises UserError for one that the
@@ -314,7 +289,7 @@ def _environment(date: str | None) -> Any:
                 self.write(", ")
             self.write("))")
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """{% generation %} .. {% endgeneration %}: OPEN and CLOSE around the body."""
 
         tags = {"generation"}  # noqa: RUF012
@@ -366,7 +341,7 @@ def _environment(date: str | None) -> Any:
     environment = Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=[loopcontrols, Generation],
+        extensions=[loopcontrols, GenerationTag],
         autoescape=False,
     )
     environment.filters = {name: _checked(environment.filters[name]) for name in FILTERS.split()}

@@ -95,7 +95,7 @@ class ConversationRecord:
         return Example(first, second, line=self.line, conversations=conversations)
 
     def _system(self) -> list[Record]:
-        """What stands beside the messages for the system, as a message."""
+        """The text beside the messages that is the system's, as a message."""
         text = self.record.get("system") or self.record.get("system_prompt")
         return [{"role": "system", "content": text}] if isinstance(text, str) else []
 

@@ -124,9 +124,8 @@ def encode(
     need(type(model) in objective.shapes, sentence)
     fit = Fit(table.name, context, cut)
     if table.examples[0].conversations:
-        from .answers import encode as encode_conversations
-
-        return encode_conversations(table, tokenizer, objective, fit)
+        conversations: Encoded = objective.encode(table, tokenizer, fit)  # type: ignore[attr-defined]
+        return conversations
     layout = objective.layout(Framing(tokenizer, model, source_tokenizer), fit)
     first_tokenizer = source_tokenizer or tokenizer
     firsts: Iterable[Any]

@@ -20,8 +20,8 @@ SHORT = 60  # characters of a name or label that a message quotes
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages with a ``role`` and a ``content``, and the tools that the assistant may call;
-    answers from number ``first`` on are learned from."""
+    """Messages, each with a role and a content, and the tools that the assistant may call; answers
+    from number ``first`` on are learned from."""
 
     messages: tuple[dict[str, Any], ...]
     tools: list[dict[str, Any]] | None = None

@@ -8,7 +8,6 @@ torch: what computes imports it.
 
 from ...core.config.objective import Objective as Objective
 from ...core.training.causal import Causal as Causal
-from .chat import Chat as Chat
 from .classify import Classify as Classify
 from .contrast import Contrast as Contrast
 from .masked import Masked as Masked
@@ -16,5 +15,6 @@ from .preference import Preference as Preference
 from .prefix import Prefix as Prefix
 from .reward import Reward as Reward
 from .seq2seq import Seq2Seq as Seq2Seq
+from .sft import Chat as Chat
 from .span import Span as Span
 from .tag import Tag as Tag

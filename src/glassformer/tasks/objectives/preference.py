@@ -17,10 +17,10 @@ from ...core.config.serial import PositiveFloat, frozen
 from ...core.errors import need
 from ..conversations import ConversationRecord
 from ..example_table import Example
-from .chat import Conversations
+from .sft import Conversations
 
 if TYPE_CHECKING:
-    from ..answers import Weighted
+    from ..answer_weights import Weighted
     from ..encoded import Encoded
     from .documents import Batch, Loss, Tensor
 
@@ -39,8 +39,8 @@ class Preference(Conversations):
     Label smoothing is the share of pairs that are the wrong way around (Mitchell 2023).
     """
 
-    method: Literal["dpo", "ipo", "orpo", "simpo"] = "dpo"
-    beta: PositiveFloat | None = None  # none: 0.1, for simpo 2
+    method: Literal["dpo", "ipo", "orpo", "simpo"] = "dpo"  # the loss of a pair
+    beta: PositiveFloat | None = None  # how much a difference counts; none: 0.1, for simpo 2
     margin: PositiveFloat = 1.0  # by which simpo wants the chosen answer to be better
     template: str = ""  # a chat template's file, or chatml; none: the tokenizer's
     date: str = "2024-07-26"  # today, for templates that write a date

@@ -13,11 +13,11 @@ from ...core.config import Model
 from ...core.config.serial import frozen
 from ..conversations import ConversationRecord
 from ..example_table import Example
-from .chat import Conversations
 from .documents import with_pool
+from .sft import Conversations
 
 if TYPE_CHECKING:
-    from ..answers import Weighted
+    from ..answer_weights import Weighted
     from .documents import Batch, Loss
 
 
@@ -42,7 +42,7 @@ class Reward(Conversations):
 
     def documents(self, sides: list[list[Weighted]]) -> list[list[Weighted]]:
         """One item of two documents, each read to its last token."""
-        from ..answers import Weighted
+        from ..answer_weights import Weighted
 
         texts = [side[-1] for side in sides]
         return [[Weighted(np.append(t.ids, 0), np.append(t.weights, 0)) for t in texts]]

@@ -20,7 +20,7 @@ import pytest
 
 from glassformer.core.tokenizer import train
 from glassformer.formats.chat_template import CHATML, ChatTemplate
-from glassformer.tasks import answers
+from glassformer.tasks import answer_weights
 from glassformer.tasks.example_table import Conversation
 from mistakes import mistake
 
@@ -187,8 +187,8 @@ def ours(template, messages):
     """The same of ours."""
     results = set()
     compiled = template_of(template)
-    for rendered in answers.render(compiled, Conversation(tuple(messages))):
-        weighted = answers.weigh(compiled, rendered)
+    for rendered in answer_weights.render(compiled, Conversation(tuple(messages))):
+        weighted = answer_weights.weigh(compiled, rendered)
         ids, flags = weighted.ids.tolist(), weighted.weights.tolist()
         assert set(flags) <= {0, 1}
         edges = np.flatnonzero(np.diff([0, *flags, 0]))
@@ -241,8 +241,8 @@ def test_what_a_template_marks_as_generated_counts(name):
         expected = other.apply_chat_template(
             messages, return_assistant_tokens_mask=True, return_dict=True
         )
-        (rendered,) = answers.render(compiled, Conversation(tuple(messages)))
-        weighted = answers.weigh(compiled, rendered)
+        (rendered,) = answer_weights.render(compiled, Conversation(tuple(messages)))
+        weighted = answer_weights.weigh(compiled, rendered)
         size = len(weighted.ids)
         assert weighted.ids.tolist() == expected["input_ids"][:size]
         masks = expected["assistant_masks"]

@@ -16,8 +16,10 @@ from ..example_table import Example
 from .documents import SomeTokens
 
 if TYPE_CHECKING:
-    from ..answers import Weighted
-    from .documents import Tokenizer
+    from ..answer_weights import Weighted
+    from ..encoded import Encoded
+    from ..example_table import ExampleTable
+    from .documents import Fit, Tokenizer
 
 
 CHATML = ("<|im_start|>", "<|im_end|>")
@@ -36,7 +38,7 @@ class Conversations(SomeTokens):
         """Give the tokenizer the template of the settings, or "chatml" where it has none and was
         trained for it; and the tokens that close an answer as the ends of what is written."""
         from ...formats import chat_template
-        from ..answers import template_of
+        from ..answer_weights import template_of
 
         fits_chatml = tokenizer.specials.keys() >= {*CHATML}
         source = self.template or ("chatml" if fits_chatml else "")
@@ -55,6 +57,16 @@ class Conversations(SomeTokens):
         closing = template_of(tokenizer, self.date).closing()
         ends = dict.fromkeys((*tokenizer.end_ids, *closing))
         tokenizer.ends = () if {*ends} == {tokenizer.eos} else tuple(ends)
+
+    def encode(self, table: ExampleTable, tokenizer: Tokenizer, fit: Fit) -> Encoded:
+        """The conversations as ids, targets and positions."""
+        from ..answer_weights import encode, template_of
+
+        return encode(table, template_of(tokenizer, self.date), self.documents, fit)
+
+    def documents(self, sides: list[list[Weighted]]) -> list[list[Weighted]]:
+        """The documents that stand side by side, of each item that an example becomes."""
+        raise NotImplementedError
 
 
 @frozen
@@ -77,5 +89,5 @@ class Chat(Conversations):
         return row.conversation()
 
     def documents(self, sides: list[list[Weighted]]) -> list[list[Weighted]]:
-        """The documents that stand side by side, of each item that a conversation becomes."""
+        """Each text alone."""
         return [[text] for text in sides[0]]

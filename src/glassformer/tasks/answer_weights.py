@@ -14,12 +14,12 @@ conversation becomes several texts, each with the answers that are still whole i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
-from ..core.config.objective import Objective
 from ..core.errors import UserError, need
 from ..core.tokenizer.tokenizer import Tokenizer
 from ..core.training.batches import Array
@@ -30,7 +30,7 @@ from .example_table import Conversation, Example, ExampleTable
 
 @dataclass(frozen=True)
 class Answer:
-    """Where an answer stands in a rendered text; one of ``weight`` 0 is only read."""
+    """The place of an answer in a rendered text; one of ``weight`` 0 is only read."""
 
     start: int
     end: int
@@ -57,6 +57,10 @@ class Weighted:
     def targets(self) -> Array:
         """The token that each token is followed by, or -1 where it does not count."""
         return np.where(self.weights[1:], self.ids[1:], -1)
+
+
+DocumentsOf: TypeAlias = Callable[[list[list[Weighted]]], list[list[Weighted]]]
+"""A function from the texts of each conversation of an example to documents side by side."""
 
 
 def render(template: ChatTemplate, conversation: Conversation) -> list[Rendered]:
@@ -149,9 +153,9 @@ def _check(template: ChatTemplate, messages: Messages, tools: Tools, text: str) 
         content = message["content"].strip()
         if content and content not in text:
             probe = [{**m, "content": "\uf8ff"} if m is message else m for m in messages]
-            seen = "\uf8ff" in template.render(probe, answering=False, tools=tools)
+            appears = "\uf8ff" in template.render(probe, answering=False, tools=tools)
             need(
-                seen,
+                appears,
                 f'The chat template leaves out message {at + 1}, of the role "{message["role"]}"; '
                 "leave it out of the file, or give another template.",
             )
@@ -195,18 +199,19 @@ def weighted(template: ChatTemplate, name: str, example: Example) -> list[list[W
     return sides
 
 
-def encode(table: ExampleTable, tokenizer: Tokenizer, objective: Objective, fit: Fit) -> Encoded:
-    """The conversations as rows hold them, and notes of what was cut or came in several texts."""
-    template = template_of(tokenizer, getattr(objective, "date", None))
+def encode(
+    table: ExampleTable, template: ChatTemplate, documents_of: DocumentsOf, fit: Fit
+) -> Encoded:
+    """The conversations as rows hold them, with notes of what was cut or came in several texts."""
     items, cut, lost, several = list[dict[str, Array]](), 0, 0, 0
     for example in table:
         sides = weighted(template, table.name, example)
         several += len(sides[0]) > 1
-        for documents in objective.documents(sides):  # type: ignore[attr-defined]
-            asked = [document.targets for document in documents]
+        for documents in documents_of(sides):
+            complete = [document.targets for document in documents]
             tokens, targets = (
                 fit(example, columns, 0, "conversation")
-                for columns in ([text.ids[:-1] for text in documents], asked)
+                for columns in ([text.ids[:-1] for text in documents], complete)
             )
             if any((column < 0).all() for column in targets):
                 lost += 1
@@ -216,7 +221,7 @@ def encode(table: ExampleTable, tokenizer: Tokenizer, objective: Objective, fit:
                 "targets": np.concatenate(targets),
                 "pos": np.concatenate([np.arange(len(ids)) for ids in tokens]),
             }
-            cut += int((item["targets"] >= 0).sum() < (np.concatenate(asked) >= 0).sum())
+            cut += int((item["targets"] >= 0).sum() < (np.concatenate(complete) >= 0).sum())
             items.append(item)
     need(bool(items), f"{table.name}: no answer fits in {fit.context} tokens; raise train.context.")
     side = Side.of(**{name: [item[name] for item in items] for name in items[0]})

@@ -26,7 +26,7 @@ from typing import Any
 
 from ..core.errors import UserError, need
 from ..core.tokenizer.tokenizer import Tokenizer
-from .tokenizer_files import read_template
+from .tokenizer_files import find_template, read_template
 
 find = find_template  # the template in a model's folder
 MOST_SOURCE = 1 << 18  # characters of a template; published ones have some thousands

@@ -14,13 +14,18 @@ from torch.testing import assert_close
 
 import glassformer
 import tiny
+from folders import snapshot
+from glassformer import runs
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats import tokenizer_files
 from glassformer.formats.chat_template import CHATML
+from glassformer.runs import launch, run_file
 from glassformer.tasks.encoded import encode
 from glassformer.tasks.example_batches import each_once
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Chat, Preference, Reward
+from mistakes import mistake
 
 PAIRS = [
     {"prompt": "the cat", "chosen": "sat on the mat", "rejected": "dog"},
@@ -113,6 +118,84 @@ def test_the_loss_is_that_of_the_paper(method, tokenizer, pairs):
             total += -c - 0.3 * math.log(sigmoid(math.log(odds[0] / odds[1])))
     assert_close(loss.sum.double(), torch.tensor(total).double(), atol=1e-5, rtol=1e-5)
     assert loss.count == len(PAIRS)
+
+
+def test_a_reference_is_the_model_at_its_start(tokenizer, pairs):
+    model = build_model(shape(tokenizer), seed=1).eval()
+    loss = Preference().loss(model, batch_of(Preference(), tokenizer, pairs, model))
+    assert_close(loss.sum / loss.count, torch.tensor(math.log(2)))
+
+
+# ---------------------------------------------------------------------------------- runs
+
+SIZES = {
+    "steps": 4,
+    "batch": 4,
+    "context": 96,
+    "evaluate_every": 2,
+    "save_every": 2,
+    "tensorboard": False,
+    "dtype": "float32",
+    "data.type": "Examples",
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A small model that was trained on conversations, with its data beside it."""
+    folder = tmp_path_factory.mktemp("base")
+    numbers = [(f"{i} + 1?", f"{i + 1}", f"{i + 3}") for i in range(40)]
+    for name, parts in (
+        ("chat", ("prompt", "completion")),
+        ("pairs", ("prompt", "chosen", "rejected")),
+    ):
+        rows = (dict(zip(parts, row, strict=False)) for row in numbers)
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chat = {"recipe": "glass/200k", "data.tokenizer": "byte", "objective": "Chat"}
+    chat |= {"data.train": str(folder / "chat.jsonl"), "decoder.dropout": 0.1}
+    runs.run(run_file.read_run(None, {**SIZES, **chat}), folder / "model")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"objective": "Chat"},
+        {"objective": "Preference"},
+        {"objective": "Preference", "train.tune": '{type = "LoRA", rank = 2}'},
+        {"objective": "Reward"},
+    ],
+    ids=["chat", "preference", "preference, lora", "reward"],
+)
+def test_a_resumed_run_is_the_undisturbed_one(more, base, tmp_path, monkeypatch):
+    file = "chat" if more["objective"] == "Chat" else "pairs"
+    more = {**more, "from": str(base / "model"), "data.train": str(base / f"{file}.jsonl")}
+    settings = run_file.read_run(None, {**SIZES, **more})
+    runs.run(settings, tmp_path / "whole")
+    first = launch.Log.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            launch.Log,
+            "__call__",
+            lambda self, step: first(self, step) or (step.index == 3 and 1 / 0),
+        )
+        with pytest.raises(ZeroDivisionError):
+            runs.run(settings, tmp_path / "cut")
+    runs.run(settings, tmp_path / "cut", resume=True)
+    whole, cut = (snapshot(tmp_path / name / "step-000004") for name in ("whole", "cut"))
+    assert {**whole, "state.json": b""} == {**cut, "state.json": b""}
+    assert whole["chat_template.jinja"].decode() == CHATML
+    ends = [
+        tokenizer_files.open(tmp_path / name / "step-000004").end_ids for name in ("whole", "cut")
+    ]
+    assert ends[0] == ends[1] > {tokenizer_files.open(base / "model" / "step-000004").eos}
+
+
+def test_a_model_without_a_start_has_no_reference(base, tmp_path):
+    more = {"recipe": "glass/200k", "data.tokenizer": "byte", "objective": "Preference"}
+    settings = run_file.read_run(None, {**SIZES, **more, "data.train": str(base / "pairs.jsonl")})
+    with mistake("Preference compares with the model that it begins from", "from"):
+        runs.run(settings, tmp_path / "run")
 
 
 # ---------------------------------------------------------------------------- beside trl

@@ -146,7 +146,7 @@ def log_probabilities(model: Any, hidden: Tensor, batch: Batch) -> tuple[Tensor,
     )
     logs = torch.cat([checkpoint(log_probability, *piece, use_reentrant=False) for piece in pieces])
     assert batch.pos is not None
-    starts = document_starts(batch.pos).flatten()
-    document = starts.cumsum(0)[indices] - 1
-    empty = logs.new_zeros(int(starts.sum()))
+    document = document_starts(batch.pos).flatten().cumsum(0)[indices] - 1
+    documents = document_starts((batch.host or batch).pos).sum()  # counted where it costs no wait
+    empty = logs.new_zeros(int(documents))
     return empty.index_add(0, document, logs), empty.index_add(0, document, torch.ones_like(logs))

@@ -378,4 +378,6 @@ def test_packed_conversations_are_learned_as_alone():
     total = Chat().loss(model, together)
     for parts in (losses, alone):
         assert sum(int(part.count) for part in parts) == int(total.count)
-        assert float(sum(part.sum.detach() for part in parts)) == pytest.approx(float(total.sum.detach()), rel=1e-5)
+        assert float(sum(part.sum.detach() for part in parts)) == pytest.approx(
+            float(total.sum.detach()), rel=1e-5
+        )

@@ -145,8 +145,9 @@ def log_probabilities(model: Any, hidden: Tensor, batch: Batch) -> tuple[Tensor,
         strict=True,
     )
     logs = torch.cat([checkpoint(log_probability, *piece, use_reentrant=False) for piece in pieces])
-    assert batch.pos is not None
+    host: Batch = batch.host or batch
+    assert batch.pos is not None and host.pos is not None
     document = document_starts(batch.pos).flatten().cumsum(0)[indices] - 1
-    documents = document_starts((batch.host or batch).pos).sum()  # counted where it costs no wait
+    documents = document_starts(host.pos).sum()  # counted where it costs no wait
     empty = logs.new_zeros(int(documents))
     return empty.index_add(0, document, logs), empty.index_add(0, document, torch.ones_like(logs))

@@ -22,8 +22,6 @@ Record: TypeAlias = dict[str, Any]
 ROLES = {
     "human": "user",
     "gpt": "assistant",
-    "bing": "assistant",
-    "chatgpt": "assistant",
     "model": "assistant",
     "observation": "tool",
     "tool_response": "tool",
@@ -89,10 +87,8 @@ class ConversationRecord:
 
     def _example(self, *conversations: Conversation) -> Example:
         """An example with the texts of its conversations, which a tokenizer may learn from."""
-        first, second = conversations[0].text, None
-        if conversations[1:]:
-            second = conversations[1].text
-        return Example(first, second, line=self.line, conversations=conversations)
+        first, *second = (conversation.text for conversation in conversations)
+        return Example(first, next(iter(second), None), line=self.line, conversations=conversations)
 
     def _system(self) -> list[Record]:
         """The text beside the messages that is the system's, as a message."""

@@ -554,3 +554,23 @@ def test_verbs_that_look_inside_stand_under_inspect_too(terminal):
     assert "lens" in terminal("inspect") and "train:" not in terminal("inspect --help")
     assert terminal("inspect masks causal") == terminal("masks causal")
     assert "There is no inspect train" in terminal.refused("inspect train")
+
+
+def test_each_token_of_a_conversation_is_shown_behind_its_weight(tmp_path, terminal):
+    specials = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    train("bpe", ["the cat sat"] * 4, 300, specials).save(tmp_path / "own")
+    layouts = {"chat": ("prompt", "completion"), "pairs": ("prompt", "chosen", "rejected")}
+    texts = {"prompt": "the cat", "completion": "sat", "chosen": "sat", "rejected": "cat"}
+    for name, fields in layouts.items():
+        line = json.dumps({field: texts[field] for field in fields})
+        (tmp_path / f"{name}.jsonl").write_text(f"{line}\n{line}\n")
+    shown = terminal(f"data {tmp_path}/chat.jsonl --with {tmp_path}/own --show 1")
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["counted", "4"] in rows
+    assert [row[2] for row in rows if len(row) == 3 and row[0] == "1"] == ["sat", "<|im_end|>"]
+    assert shown.count("line ") == 1
+    shown = terminal.json(f"data {tmp_path}/pairs.jsonl --with {tmp_path}/own --show 1")
+    assert (shown["conversations"], shown["texts"], len(shown["shown"])) == (2, 4, 2)
+    assert "--with MODEL" in terminal.refused(f"data {tmp_path}/chat.jsonl --show 1")
+    refused = terminal.refused(f"data {tmp_path}/chat.jsonl --with {tmp_path}/own --template none")
+    assert "no chat template none" in refused

@@ -145,3 +145,26 @@ def test_a_broken_template_is_a_sentence(source, tokenizer):
 def test_a_template_may_refuse_a_conversation(tokenizer):
     with mistake("roles must alternate"):
         ChatTemplate(LLAMA2, tokenizer).render([MESSAGES[2]])
+
+
+def test_marks_of_generated_text_are_rendered_as_if_they_were_not_there(tokenizer):
+    template = (
+        "{% for m in messages %}{%- generation -%}<{{ m.content }}>{% endgeneration %}{% endfor %}"
+    )
+    plain = template.replace("{%- generation -%}", "").replace("{% endgeneration %}", "")
+    expected = ChatTemplate(plain, tokenizer).render(MESSAGES)
+    assert ChatTemplate(template, tokenizer).render(MESSAGES) == expected
+    assert ChatTemplate(template, tokenizer).tokens(MESSAGES) == tokenizer.encode(expected)
+
+
+def test_tools_are_in_the_text_and_their_special_tokens_stay_text(tokenizer):
+    template = ChatTemplate("{{ tools | tojson }}{{ eos_token }}", tokenizer)
+    ids = template.tokens([], tools=[{"name": "<|endoftext|>"}])
+    assert ids.count(tokenizer.eos) == 1
+    assert tokenizer.decode(ids[:-1]) == '[{"name": "<|endoftext|>"}]'
+
+
+def test_the_day_of_a_training_stays(tokenizer):
+    source = "{{ strftime_now('%d %b %Y') }}"
+    assert ChatTemplate(source, tokenizer, date="2024-07-26").render([]) == "26 Jul 2024"
+    assert ChatTemplate(source, tokenizer).render([]) != "26 Jul 2024"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unittest.mock
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,17 @@ def more_of(folder, kind):
         table.write_text("\n".join([f"text\t{field}", *rows]) + "\n")
         objective = CLASSIFY if kind == "examples" else "Contrast"
         more |= {**EXAMPLES, "data.train": str(table), "objective": objective}
+    if kind in ("chat", "preference"):
+        file = Path(folder) / f"{kind}.jsonl"
+        texts = [(line, line.split()[-1], "zebra") for line in LINES]
+        names = ("prompt", "completion") if kind == "chat" else ("prompt", "chosen", "rejected")
+        records = [dict(zip(names, row, strict=False)) for row in texts]
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        more |= {"data.type": "Examples", "data.train": str(file), "evaluate_batches": None}
+        more |= {"objective": kind.title(), "context": 96, "data.tokenizer": "byte"}
+    if kind == "preference":
+        more |= {"from": f"{folder}/base"}
+        more |= dict.fromkeys(("recipe", "decoder.depth", "data.tokenizer"))
     return more
 
 
@@ -73,12 +85,14 @@ def sums(out):
     return {path.name: files.sha256(path / "SHA256SUMS") for path in sorted(out.glob("step-*"))}
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "lora", "examples", "contrast"])
+@pytest.mark.parametrize("kind", [*KINDS, "lora", "examples", "contrast", "preference"])
 def test_two_processes_leave_the_folder_of_one(two, tmp_path, kind):
     """Also of LoRA on a base that stays, of a classifier that reads each text twice and once more
-    pushed, and of pairs of texts, which compare a whole batch."""
+    pushed, of pairs of texts, which compare a whole batch, and of answers held to a reference."""
     if kind == "lora":
         ran(None, str(tmp_path), str(tmp_path / "base"), "schedule")
+    if kind == "preference":
+        ran(None, str(tmp_path), str(tmp_path / "base"), "chat")
     alone = ran(None, str(tmp_path), str(tmp_path / "alone"), kind)
     first, second = two.call(ran, folder=str(tmp_path), out=str(tmp_path / "both"), kind=kind)
     assert first == second == alone

@@ -37,6 +37,7 @@ CLASSIFIER = dataclasses.replace(BERT, head=None, pool=config.Pool("first", "tan
 NUMBER = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", labels=1))
 SENTENCES = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", normalize=True))
 TAGGER = dataclasses.replace(BERT, head=None, pool=None, token_head=config.TokenHead(3))
+SCORE = dataclasses.replace(tiny.DECODERS["llama"], pool=config.Pool("last", labels=1))
 LAST = dataclasses.replace(tiny.DECODERS["llama"], pool=config.Pool("last", labels=3))
 
 
@@ -116,6 +117,21 @@ def batches():
             dataclasses.replace(plain, labels=torch.linspace(-1, 1, 8)),
         ),
         "contrast": (objectives.Contrast(), SENTENCES, plain),
+        "preference": (
+            objectives.Preference(beta=1.0),
+            tiny.DECODERS["llama"],
+            Batch(tokens, targets, pos, document_ids, labels=torch.linspace(-9, -8, 8)),
+        ),
+        "preference, no reference": (
+            objectives.Preference("simpo", beta=5.0),
+            tiny.DECODERS["llama"],
+            Batch(tokens, targets, pos, document_ids),
+        ),
+        "reward": (
+            objectives.Reward(),
+            SCORE,
+            Batch(tokens, -torch.ones_like(tokens), pos, document_ids),
+        ),
     }
 
 

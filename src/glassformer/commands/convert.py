@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ def run(
     config: Path | None = None,
     tokenizer: str | None = None,
     context: int | None = None,
+    add_tokens: list[str] | None = None,
     push: str | None = None,
     use: Words = (),
 ) -> None:
@@ -51,6 +53,8 @@ def run(
     config FILE: with --from: a JSON file with the settings that the weights lack
     tokenizer NAME: the tokenizer to save with it: a name such as gpt2, a file or a folder
     context N: the model's new context, in tokens
+    add_tokens TOKEN: new special tokens, such as those of a chat template; their vectors begin as
+        the mean of the others
     push NAME: upload it to this repository of the Hugging Face hub, such as me/my-model
     """
     if push is not None:
@@ -75,6 +79,7 @@ def run(
         config=config,
         tokenizer=tokenizer,
         context=context,
+        add_tokens=add_tokens or (),
     )
     print(target)
 
@@ -90,6 +95,7 @@ def convert(
     config: Path | None = None,
     tokenizer: str | None = None,
     context: int | None = None,
+    add_tokens: Sequence[str] = (),
 ) -> None:
     """Saves a model in another layout, or another library's file as a model.
 
@@ -103,6 +109,7 @@ def convert(
         config: A JSON file with what the weights of such a file do not say.
         tokenizer: The tokenizer to save with it: a name such as gpt2, a file or a folder.
         context: Tokens it is to read, in place of its own number.
+        add_tokens: New special tokens; their vectors begin as the mean of the others.
 
     Raises:
         UserError: The layout cannot hold the model, or a file cannot be read or written.
@@ -135,6 +142,10 @@ def convert(
         context is None or library is None,
         "--context needs a model folder; convert the file to a folder first.",
     )
+    need(
+        not add_tokens or library is None,
+        "--add-tokens needs a model folder; convert the file to a folder first.",
+    )
     # opened before a large model is
     named_tokenizer = None if tokenizer is None else pretrained.find(tokenizer)
     if library is not None:
@@ -148,6 +159,12 @@ def convert(
     net = opened.model()
     _check_vocabulary(named_tokenizer, tokenizer, net)
     fitting = named_tokenizer or opened.tokenizer()
+    if add_tokens:
+        from ..formats.added_tokens import add_tokens as grow
+
+        need(fitting is not None, f"{model} has no tokenizer to add tokens to; name one.")
+        assert fitting is not None
+        net, fitting = grow(net, fitting, add_tokens)
     if to_gguf:
         if fitting is None:
             note(

@@ -5,11 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+from ..core.errors import need
 from .common import CommandOutput, count_noun, text_table
-from .options import Separator
+from .options import Columns, Separator
 from .sources import file_or_input, find_corpus
 
-EXAMPLES = ("glassformer data", "glassformer data python-docs")
+EXAMPLES = (
+    "glassformer data",
+    "glassformer data python-docs",
+    "glassformer data chats.jsonl --with Qwen/Qwen3-0.6B --show 3",
+)
+
+
+SIDES = ("chosen", "rejected")
 
 
 def example_sets() -> list[dict[str, Any]]:
@@ -61,12 +69,26 @@ def run(
     *,
     field: str = "text",
     separator: Separator | None = None,
+    with_: str | None = None,
+    show: int = 0,
+    template: str = "",
+    columns: Columns | None = None,
 ) -> CommandOutput:
-    """Describes a corpus, or lists those that are known by name.
+    """Describes a corpus, or lists those that are known by name; of conversations, shows which
+    tokens a model learns from.
 
     name NAME: a named corpus, a file, a folder, or - for standard input; none lists the names
+    with_ MODEL: a model or tokenizer that reads the conversations of the file
+    show N: print each token of the first N conversations behind its weight
+    template FILE: a chat template in place of the tokenizer's, or chatml
+    columns P=C,...: the names of fields: messages=dialogue
     """
     from ..formats.data import catalog
+
+    if with_ is not None:
+        need(name is not None, "Name a file of conversations.")
+        return conversations(str(name), with_, show, template, columns or {})
+    need(not show and not template, "--show and --template need a tokenizer: --with MODEL.")
 
     if name is None:
         corpora, sets = catalog.corpora(), example_sets()
@@ -91,3 +113,51 @@ def run(
         ("licence", summary.licence),
     ]
     return CommandOutput(record, text_table.lines(rows, left_columns=(0, 1)))
+
+
+def conversations(
+    name: str, model: str, show: int, template: str, columns: dict[str, str]
+) -> CommandOutput:
+    """The conversations of a file as a model learns from them: how many tokens count, and which."""
+    from ..formats import pretrained, resolve
+    from ..sight.labels import display_texts
+    from ..tasks import answer_weights
+    from ..tasks.examples import read_examples
+    from ..tasks.objectives import Chat, Preference
+    from ..tasks.records import first_record
+
+    pairs = "chosen" in first_record(name) or "chosen" in columns
+    objective = (Preference if pairs else Chat)(template=template)
+    table = read_examples(name, objective, columns=columns)
+    is_name = model in pretrained.KNOWN and not Path(model).is_dir()
+    folder = model if is_name else resolve.resolve(model)
+    need(not resolve.is_recipe(model), f"{model} is a shape without a tokenizer; name a model.")
+    tokenizer = pretrained.find(folder)  # type: ignore[arg-type]
+    objective.prepare_tokenizer(tokenizer)
+    compiled = answer_weights.template_of(tokenizer, objective.date)
+    records, lines, texts = list[dict[str, Any]](), list[str](), 0
+    tokens, counted = list[int](), 0
+    for number, example in enumerate(table):
+        for side, documents in enumerate(answer_weights.weighted(compiled, table.name, example)):
+            texts += len(documents)
+            for document in documents:
+                tokens.append(len(document.ids))
+                counted += int(document.weights.sum())
+                if number >= show:
+                    continue
+                pieces = display_texts(tokenizer, document.ids.tolist())
+                table_columns = document.weights.tolist(), document.ids.tolist(), pieces
+                rows = list(zip(*table_columns, strict=True))
+                title = f"line {example.line}" + (f", {SIDES[side]}" if pairs else "")
+                cells = [(str(weight), str(id), piece) for weight, id, piece in rows]
+                lines += ["", title, *text_table.lines(cells, left_columns=(2,))]
+                records.append({"line": example.line, "tokens": rows})
+    totals = {
+        "conversations": len(table),
+        "texts": texts,
+        "tokens": sum(tokens),
+        "counted": counted,
+        "longest": max(tokens),
+    }
+    summary = [(key, f"{value:,}") for key, value in totals.items()]
+    return CommandOutput({**totals, "shown": records}, [*text_table.lines(summary), *lines])

@@ -3,6 +3,8 @@
 A template is a program in a file that somebody published. It sees the messages and a few words,
 changes nothing of them, reaches no attribute of Python's, and ends: after SECONDS of time, at
 MOST_TEXT characters of any text it makes.
+
+    {% generation %} .. {% endgeneration %}     stands around what an assistant writes, in some templates
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import datetime
 import functools
 import itertools
 import json
+import math
 import re
 import sys
 import time
@@ -21,11 +24,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..core import files
 from ..core.errors import UserError, need
 from ..core.tokenizer.tokenizer import Tokenizer
+from .tokenizer_files import find_template, read_template
 
-FILE = "chat_template.jinja"
+find = find_template  # the template in a model's folder
 MOST_SOURCE = 1 << 18  # characters of a template; published ones have some thousands
 MOST_TEXT = 1 << 22  # characters of any text that it makes
 MOST_LIST = 100_000  # entries of any list
@@ -33,51 +36,41 @@ MOST_WORK = 1 << 24  # characters and entries of all that it makes on its way
 SECONDS = 2.0
 # characters that Unicode leaves to private use
 MARKS = [chr(code) for code in range(0xE000, 0xF8FF)]
+OPEN, CLOSE = "\U00100000", "\U00100001"  # around what a template marks as generated
+CHATML = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""The template for a tokenizer that has none."""
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]] | None
 ENDLESS = "The chat template makes a text without end; use another template."
-
-
-def find(folder: Path) -> str | None:
-    """The template in a model's folder: a file of its own, or in tokenizer_config.json; None where
-    there is none."""
-    if (folder / FILE).is_file():
-        return _read(folder / FILE)
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        if (folder / name).is_file():
-            template = files.read_json(folder / name).get("chat_template")
-            for entry in template if isinstance(template, list) else ():  # several, by their names
-                if isinstance(entry, dict) and entry.get("name") == "default":
-                    template = entry.get("template")
-            if isinstance(template, str):
-                return template
-    return None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} cannot be read as UTF-8 text ({error}); give another chat template."
-        ) from None
 
 
 class ChatTemplate:
     """A template by its source. Raises UserError where that is none."""
 
-    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        import jinja2
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, date: str | None = None, seconds: float = SECONDS
+    ) -> None:
+        try:
+            import jinja2
+        except ImportError:
+            raise UserError("Chat templates need jinja2: pip install jinja2.") from None
 
         need(
             len(source) <= MOST_SOURCE,
             f"The chat template has {len(source):,} characters, more than any needs.",
         )
-        self.source, self.tokenizer = source, tokenizer
+        self.source, self.tokenizer, self.seconds = source, tokenizer, seconds
         self._words = {f"{role}_token": name or "" for role, name in tokenizer.roles.items()}
         self._special = re.compile(
             "|".join(sorted(map(re.escape, filter(None, tokenizer.specials)), reverse=True))
         )
+        self.marks_answers = re.search(r"{%[-+]?\s*generation\b", source) is not None
         try:
-            self._template = _within(SECONDS, lambda: _environment().from_string(source))
+            self._template = _within(SECONDS, lambda: _environment(date).from_string(source))
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             raise UserError(
                 f"The chat template is broken ({error}); fix it, or give another."
@@ -86,45 +79,78 @@ class ChatTemplate:
     @classmethod
     def open(cls, path: Path, tokenizer: Tokenizer) -> ChatTemplate:
         """The template in a file."""
-        return cls(_read(path), tokenizer)
+        return cls(read_template(path), tokenizer)
 
-    def render(self, messages: Sequence[Mapping[str, str]], answering: bool = True) -> str:
+    def render(self, messages: Messages, answering: bool = True, tools: Tools = None) -> str:
         """The conversation as text, with what opens the answer. Raises UserError for one that the
         template refuses."""
-        return self._rendered([dict(message) for message in messages], answering)
+        return self.marked(messages, answering, tools).replace(OPEN, "").replace(CLOSE, "")
 
-    def tokens(self, messages: Sequence[Mapping[str, str]], answering: bool = True) -> list[int]:
+    def tokens(self, messages: Messages, answering: bool = True, tools: Tools = None) -> list[int]:
         """The conversation as ids. What a message holds stays text, even where it is written like a
         special token."""
-        texts = [message["content"] for message in messages]
-        letters = set().union(*texts)
-        mark = next(mark_letter for mark_letter in MARKS if mark_letter not in letters)
-        safe = [
-            {**message, "content": self._broken_up(message["content"], mark)}
-            for message in messages
-        ]
-        text = self._rendered(safe, answering)
+        mark, safe, safe_tools = self.broken_up(messages, tools)
+        return self.encode(self.render(safe, answering, safe_tools), mark)
+
+    def encode(self, text: str, mark: str) -> list[int]:
+        """The ids of a rendered text in which ``mark`` breaks names of special tokens."""
         # inside each name of a special token: neither side is one
         pieces = list(filter(None, text.split(mark)))
         return [*itertools.chain(*self.tokenizer.encode_batch(pieces, special=True))]
 
-    def _broken_up(self, text: str, mark: str) -> str:
-        if not self._special.pattern:
-            return text
-        return self._special.sub(lambda match: f"{match[0][0]}{mark}{match[0][1:]}", text)
+    def ends(self, text: str, mark: str) -> list[int]:
+        """The place in ``text`` where each token of ``encode`` ends."""
+        ends, start = list[int](), 0
+        for piece in text.split(mark):
+            spans = self.tokenizer.offsets(piece, special=True) if piece else []
+            ends += [start + end for _, end in spans]
+            start += len(piece) + len(mark)
+        return ends
 
-    def _rendered(self, messages: list[dict[str, str]], answering: bool) -> str:
+    def broken_up(
+        self, messages: Messages, tools: Tools = None
+    ) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """A mark, and messages and tools with it inside each name of a special token."""
+        letters = set(json.dumps([messages, tools], ensure_ascii=False))
+        mark = next(letter for letter in MARKS if letter not in letters)
+
+        def inside(value: Any) -> Any:
+            if isinstance(value, str) and self._special.pattern:
+                return self._special.sub(lambda match: f"{match[0][0]}{mark}{match[0][1:]}", value)
+            if isinstance(value, Mapping):
+                return {inside(key): inside(item) for key, item in value.items()}
+            return [inside(item) for item in value] if isinstance(value, list | tuple) else value
+
+        return mark, inside(messages), inside(tools)
+
+    def closing(self) -> list[int]:
+        """The special tokens that stand behind an answer."""
+        messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": MARKS[0]}]
+        behind = self.render(messages, answering=False).rpartition(MARKS[0])[2]
+        names = self._special.findall(behind) if self._special.pattern else []
+        return [self.tokenizer.specials[name] for name in names]
+
+    def closes(self, text: str) -> bool:
+        """True if the text ends in a special token."""
+        return any(text.endswith(name) for name in self.tokenizer.specials if name)
+
+    def is_closing(self, text: str) -> bool:
+        """True if the text is white space and special tokens alone."""
+        return not (self._special.sub("", text) if self._special.pattern else text).strip()
+
+    def marked(self, messages: Messages, answering: bool = False, tools: Tools = None) -> str:
+        """``render`` with OPEN and CLOSE around what the template marks as generated."""
         import jinja2
 
         context: dict[str, Any] = {
             **self._words,
-            "messages": messages,
+            "messages": [dict(message) for message in messages],
             "add_generation_prompt": answering,
-            "tools": None,
+            "tools": tools,
             "documents": None,
         }
         try:
-            text: str = _within(SECONDS, lambda: self._template.render(context))
+            text: str = _within(self.seconds, lambda: self._template.render(context))
         except UserError:
             raise
         except jinja2.TemplateError as error:
@@ -139,16 +165,18 @@ class ChatTemplate:
 
 
 def _within(seconds: float, work: Callable[[], Any]) -> Any:
-    """Runs ``work``; UserError at the first line of Python that it runs after so many seconds."""
-    until = time.monotonic() + seconds
+    """Runs ``work``; UserError at the first line of Python that it runs after so many seconds of
+    the processor: a busy machine ends nothing."""
+    until = time.thread_time() + seconds
 
     def watch(frame: FrameType, event: str, argument: Any) -> Any:
-        if time.monotonic() > until:
+        if time.thread_time() > until:
             raise UserError(ENDLESS)
         return watch
 
     before, token = sys.gettrace(), _left.set([MOST_WORK])
-    sys.settrace(watch)
+    if seconds < math.inf:  # else as fast as it can be
+        sys.settrace(watch)
     try:
         return work()
     finally:
@@ -240,12 +268,14 @@ reject rejectattr reverse round safe select selectattr sort string sum title tri
 PLAIN = (str, bytes, list, tuple, dict, int, float)
 
 
-def _environment() -> Any:
-    """Jinja's immutable sandbox with our bounds, set as templates for chats expect it."""
+def _environment(date: str | None) -> Any:
+    """Jinja's immutable sandbox with our bounds, set as templates for chats expect it; ``date``
+    (ISO) stands for today's."""
     from jinja2 import TemplateError, nodes
     from jinja2.compiler import CodeGenerator, Frame
     from jinja2.exceptions import SecurityError
-    from jinja2.ext import loopcontrols
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generator(CodeGenerator):
@@ -258,6 +288,19 @@ def _environment() -> Any:
                 self.visit(child, frame)
                 self.write(", ")
             self.write("))")
+
+    class GenerationTag(Extension):
+        """{% generation %} .. {% endgeneration %}: OPEN and CLOSE around the body."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            opening, closing = (
+                nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in (OPEN, CLOSE)
+            )
+            return nodes.Scope([opening, *body, closing], lineno=line)
 
     class Sandbox(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset(OPERATORS)
@@ -296,19 +339,23 @@ def _environment() -> Any:
         return str(bounded(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)))
 
     environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols, GenerationTag],
+        autoescape=False,
     )
     environment.filters = {name: _checked(environment.filters[name]) for name in FILTERS.split()}
     environment.filters |= {"replace": _replaced, "tojson": as_json}
     environment.filters["join"] = lambda value, d="", attribute=None: _joined(
         value if attribute is None else (item[attribute] for item in value), str(d)
     )
+    today = None if date is None else datetime.datetime.fromisoformat(date)
     environment.globals = {
         "range": _range,
         "dict": dict,
         "namespace": environment.globals["namespace"],
         "raise_exception": refuse,
-        "strftime_now": lambda form: datetime.datetime.now().strftime(form[:99]),
+        "strftime_now": lambda form: (today or datetime.datetime.now()).strftime(form[:99]),
     }
     return environment
 

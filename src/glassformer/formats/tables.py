@@ -44,16 +44,29 @@ def columns(path: Path, field: str) -> Iterator[tuple[str, int]]:
         ) from None
 
 
-def _parquet(path: Path, field: str) -> Iterator[tuple[Any, int]]:
+def table_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Each row of a table as Python values. Raises UserError for a damaged file."""
+    arrow = open_pyarrow(path)
+    try:
+        for batch, _ in _parquet(path) if path.suffix == ".parquet" else _stream(path):
+            yield from batch.to_pylist()
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"{path} cannot be read ({reason}); restore the file.") from None
+
+
+def _parquet(path: Path, field: str | None = None) -> Iterator[tuple[Any, int]]:
     from pyarrow import parquet
 
     size = path.stat().st_size
     with parquet.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
-        need(field in file.schema_arrow.names, _lacks(path, field, file.schema_arrow.names))
+        names = file.schema_arrow.names
+        need(field is None or field in names, _lacks(path, field or "", names))
+        chosen = names if field is None else [field]
         done, rows = 0, max(1, file.metadata.num_rows)
         # one by one: an iterator over all of them keeps what it has read
         for group in range(file.num_row_groups):
-            for batch in file.iter_batches(ROWS, [group], [field], use_threads=False):
+            for batch in file.iter_batches(ROWS, [group], chosen, use_threads=False):
                 done += batch.num_rows
                 yield batch, size * done // rows
 

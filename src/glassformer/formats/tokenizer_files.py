@@ -25,6 +25,7 @@ from .wordpiece import flag
 FIX = "restore or fix the file"  # what to do about broken JSON
 # bytes of a tokenizer file; the largest published ones have some tens of millions
 LARGEST = 1 << 30
+TEMPLATE = "chat_template.jinja"
 SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86"
 SENTINELS_T5 = 100
 MERGES_OF = byte_level.FILES
@@ -64,7 +65,33 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
     tokenizer = tokenizer_of(spec, roles, str(path))
     ends = _ends(path.parent)
     tokenizer.ends = () if ends in ((), (tokenizer.eos,)) else ends
+    tokenizer.chat_template = find_template(path.parent)
     return tokenizer
+
+
+def find_template(folder: Path) -> str | None:
+    """The template in a model's folder: a file of its own, or in tokenizer_config.json; None where
+    there is none."""
+    if (folder / TEMPLATE).is_file():
+        return read_template(folder / TEMPLATE)
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        if (folder / name).is_file():
+            template = files.read_json(folder / name).get("chat_template")
+            for entry in template if isinstance(template, list) else ():  # several, by their names
+                if isinstance(entry, dict) and entry.get("name") == "default":
+                    template = entry.get("template")
+            if isinstance(template, str):
+                return template
+    return None
+
+
+def read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path} cannot be read as UTF-8 text ({error}); give another chat template."
+        ) from None
 
 
 def _find(folder: Path) -> Path:

@@ -212,6 +212,8 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         spec = {**spec, "post_processor": processor}
     files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
     files.write(folder / "tokenizer_config.json", settings(tokenizer))
+    if tokenizer.chat_template is not None:
+        files.write(folder / "chat_template.jinja", tokenizer.chat_template)
 
 
 def settings(tokenizer: Tokenizer, segments: bool = False) -> str:

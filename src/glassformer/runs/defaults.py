@@ -118,7 +118,8 @@ def text_statistics(data: run_config.Data) -> TextStatistics:
 
 def objective_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The type of the data and the recipe that the objective in ``changes`` asks for."""
-    name = changes.get("objective", changes.get("train.objective"))
+    keys = ("objective", "train.objective", "objective.type", "train.objective.type")
+    name = next((changes[key] for key in keys if key in changes), None)
     # only then: the objectives import torch
     objective: Any = serial.members(Objective).get(str(name), Objective) if name else Objective
     settings = {"data.type": "Examples"} if objective.example_fields else {}

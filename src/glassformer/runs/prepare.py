@@ -24,7 +24,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.data import Shards, shards_under, split_corpus, spread_corpus, tokenise
 from ..formats.data import find as find_corpus
 from ..scale.mesh import ALONE, Mesh
-from ..tasks.encoded import encode
+from ..tasks.encoded import Encoded, encode
 from ..tasks.example_batches import ExampleBatches, each_once
 from .prepared import Prepared, prepared_alike
 from .run_config import Data, Run
@@ -126,7 +126,7 @@ def run_data(plan: RunPlan, mesh: Mesh = ALONE) -> RunData:
     Of several processes the first of each machine comes before its others (``mesh.rank0_first``).
     """
     train_config = plan.settings.train
-    data = _running_text(plan, mesh) if plan.examples is None else _examples(plan)
+    data = _running_text(plan, mesh) if plan.examples is None else _examples(plan, mesh.device)
     prepare_args = train_config.objective, plan.tokenizer, train_config.seed
     batches = (
         Prepared(data.batches, *prepare_args) if train_config.objective.prepares else data.batches
@@ -224,7 +224,7 @@ def _validation(
     )
 
 
-def _examples(plan: RunPlan) -> RunData:
+def _examples(plan: RunPlan, device: torch.device) -> RunData:
     data, train_config, context = plan.settings.data, plan.settings.train, plan.context
     assert plan.examples is not None and plan.tokenizer is not None and not isinstance(data, Data)
     train, valid = (
@@ -239,6 +239,8 @@ def _examples(plan: RunPlan) -> RunData:
         )
         for table in plan.examples
     )
+    if getattr(train_config.objective, "needs_reference", False):
+        train, valid = _with_reference(plan, device, train, valid)
     batches = ExampleBatches(train, train_config.batch, context, train_config.seed)
     rows = train.tokens / (len(train.sides) * context * batches.fill)
     return RunData(
@@ -246,9 +248,27 @@ def _examples(plan: RunPlan) -> RunData:
         lambda: each_once(valid, train_config.batch, context),
         f"{train.name} ({len(train):,} examples in {rows:,.0f} rows, {batches.fill:.0%} full)",
         rows,
-        tuple(line for table in plan.examples for line in table.notes),
+        tuple(line for source in (*plan.examples, train, valid) for line in source.notes),
         min(
             (example.first for example in plan.examples[1]),
             key=lambda text: abs(len(text) - PROMPT_LENGTH),
         ),
     )
+
+
+def _with_reference(plan: RunPlan, device: torch.device, *tables: Encoded) -> list[Encoded]:
+    """The examples with what the model that training begins from says of them; it is gone before
+    the model to train is there."""
+    train_config, name = plan.settings.train, plan.settings.checkpoint
+    objective: Any = train_config.objective
+    need(
+        name is not None,
+        f"{type(objective).__name__} compares with the model that it begins from; name it, [model] "
+        'from = "FOLDER", or set train.objective.method = "simpo".',
+    )
+    assert name is not None
+    loaded = Checkpoint.open(name).model_as(
+        plan.model, seed=train_config.seed, dtype=torch.float32, device=device
+    )
+    sizes = train_config.batch, plan.context
+    return [objective.with_reference(loaded.model, table, *sizes) for table in tables]

@@ -13,6 +13,7 @@ from typing import Any
 from ..core import config
 from ..core.config.run import Muon, Train
 from ..core.errors import UserError, mute, need, note
+from ..core.tokenizer import Tokenizer
 from ..core.training.causal import Causal
 from ..formats.tokenizer_forms import from_json
 from ..scale import expert_parallel, pipeline, ring, tensor
@@ -81,17 +82,25 @@ def with_tokenizer(plan: RunPlan, mesh: Mesh) -> RunPlan:
     with mesh.rank0_first(machines=False):
         if mesh.is_first:
             plan = plan.with_tokenizer()
-            tokenizer_json = [
-                None if tokenizer is None else tokenizer.to_json()
-                for tokenizer in (plan.tokenizer, plan.source_tokenizer)
+            pair = (plan.tokenizer, plan.source_tokenizer)
+            content = [
+                tokenizer and (tokenizer.to_json(), tokenizer.chat_template, tokenizer.ends)
+                for tokenizer in pair
             ]
-            mesh.publish("tokenizers", json.dumps(tokenizer_json))
+            mesh.publish("tokenizers", json.dumps(content))
         else:
-            texts = json.loads(mesh.fetch("tokenizers"))
-            tokenizer, source = (None if text is None else from_json(text) for text in texts)
+            contents = json.loads(mesh.fetch("tokenizers"))
+            tokenizer, source = (content and _opened(*content) for content in contents)
             plan = replace(plan, tokenizer=tokenizer, source_tokenizer=source)
     plan.check(plan.shape)
     return plan
+
+
+def _opened(text: str, chat_template: str | None, ends: list[int]) -> Tokenizer:
+    """A tokenizer as another process has it."""
+    tokenizer = from_json(text)
+    tokenizer.chat_template, tokenizer.ends = chat_template, tuple(ends)
+    return tokenizer
 
 
 def in_pieces(train_config: Train, before: dict[str, Any], mesh: Mesh, out: Path) -> Train:

@@ -209,6 +209,7 @@ class RunPlan:
             and not self.settings.train.new_embeddings
         ):
             _must_be_its_own(self.settings, tokenizer, source_tokenizer)
+        self.settings.train.objective.prepare_tokenizer(tokenizer)
         plan = replace(self, tokenizer=tokenizer, source_tokenizer=source_tokenizer)
         # not read twice
         vars(plan).update({name: value for name, value in vars(self).items() if name == "examples"})

@@ -72,11 +72,14 @@ class Side:
 @dataclass(frozen=True)
 class Encoded:
     """A table of examples as ids: one side, or what the decoder and then what the encoder reads,
-    and labels."""
+    and labels. ``reference`` (N, documents) is what another model says of each example's documents;
+    ``notes`` say what was cut."""
 
     name: str
     sides: tuple[Side, ...]
     labels: Array | None = None
+    reference: Array | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.sides[0].starts) - 1
@@ -119,9 +122,11 @@ def encode(
         f"the shape {fitting}."
     )
     need(type(model) in objective.shapes, sentence)
-    layout = objective.layout(
-        Framing(tokenizer, model, source_tokenizer), Fit(table.name, context, cut)
-    )
+    fit = Fit(table.name, context, cut)
+    if table.examples[0].conversations:
+        conversations: Encoded = objective.encode(table, tokenizer, fit)  # type: ignore[attr-defined]
+        return conversations
+    layout = objective.layout(Framing(tokenizer, model, source_tokenizer), fit)
     first_tokenizer = source_tokenizer or tokenizer
     firsts: Iterable[Any]
     if table.examples[0].words:
@@ -162,9 +167,7 @@ class Fit:
     context: int
     cut: Cut
 
-    def __call__(
-        self, example: Example, texts: list[list[int]], around: int, side: str
-    ) -> list[list[int]]:
+    def __call__(self, example: Example, texts: list[Any], around: int, side: str) -> list[Any]:
         """The texts, so that they and ``around`` more tokens fit."""
         room, length = self.context - around, sum(map(len, texts))
         if length <= room:

@@ -122,6 +122,8 @@ def batch_of(encoded: Encoded, rows: Sequence[Array], context: int, full: str = 
     filled.setdefault("targets", np.full_like(filled["tokens"], -1))
     if encoded.labels is not None:
         filled["labels"] = encoded.labels[items]
+    if encoded.reference is not None:
+        filled["labels"] = encoded.reference[items].ravel()
     return Batch(**{name: torch.from_numpy(values) for name, values in filled.items()})
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +19,27 @@ SHORT = 60  # characters of a name or label that a message quotes
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """Messages, each with a role and a content, and the tools that the assistant may call; answers
+    from number ``first`` on are learned from."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: list[dict[str, Any]] | None = None
+    first: int = 1
+
+    @property
+    def text(self) -> str:
+        return "\n".join(message["content"] for message in self.messages)
+
+
+@dataclass(frozen=True)
 class Example:
     """One example: ``first`` is its source or text, ``second`` its target or other text, ``line``
     where it stands.
 
     ``label`` is the label's number in the set, or the number itself in a regression; ``references``
     are all targets. A sentence that is tagged has ``words`` and as many ``tags``, their labels'
-    numbers.
+    numbers. A chat has one of ``conversations``, a preference two, the better one first.
     """
 
     first: str
@@ -35,6 +49,7 @@ class Example:
     references: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     tags: tuple[int, ...] = ()
+    conversations: tuple[Conversation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,11 +81,14 @@ class ExampleTable:
         """The SHA-256 of what is learned from these examples, whatever the file is called."""
         digest = hashlib.sha256(json.dumps(self.labels).encode())
         for example in self.examples:
-            digest.update(
-                json.dumps(
-                    [example.words or example.first, example.second, example.tags or example.label]
-                ).encode()
-            )
+            content: list[Any] = [
+                example.words or example.first,
+                example.second,
+                example.tags or example.label,
+            ]
+            for conversation in example.conversations:
+                content += [conversation.messages, conversation.tools]
+            digest.update(json.dumps(content).encode())
         return digest.hexdigest()
 
     def split(self, share: float) -> tuple[ExampleTable, ExampleTable]:

@@ -1,7 +1,8 @@
 """Records: what a file holds for each part of an example, with its line.
 
 .tsv .csv          columns by name (with a header) or by number
-.jsonl             fields
+.jsonl .json       fields; .json is a list
+.parquet .arrow    columns (formats/tables.py)
 {source, target}   a file for each part, line by line
 IN: ... OUT: ...   SCAN's lines
 CoNLL's columns    a word and its label a line, an empty line between sentences
@@ -20,6 +21,7 @@ from typing import Any
 from ..core.config.objective import Objective
 from ..core.config.serial import members
 from ..core.errors import UserError, nearest, need
+from ..core.files import json_value
 from ..formats.data.catalog import locate
 from ..formats.data.corpus import nearest_name
 from ..formats.data.text_streams import (
@@ -30,11 +32,13 @@ from ..formats.data.text_streams import (
     unpacked,
     unreadable,
 )
+from ..formats.tables import SUFFIXES, table_rows
 from .example_table import SHORT
 
 Record = dict[str, Any]  # part -> what stands there
 Records = Iterator[tuple[int, Record]]  # each with its line, from 1
 SCAN = ("IN: ", " OUT: ")
+LINES = (".jsonl", ".ndjson")
 DOCUMENT = "-DOCSTART-"  # CoNLL 2003 has it in place of a word where a document begins
 
 
@@ -77,16 +81,51 @@ def records(
             )
     fields = Fields(objective.example_fields, objective.optional, columns)
     if isinstance(source, Mapping):
+        need(not conversational(objective), "Conversations are one file; change data.train.")
         return _parallel(source, fields.among(source))
     path = locate(source)
+    if conversational(objective):
+        return str(path), objects(path)
     return str(path), _file(path, fields)
 
 
+def conversational(objective: Objective) -> bool:
+    """True if the objective's examples are conversations (``tasks/conversations.py``)."""
+    return bool({"messages", "chosen"} & {*objective.example_fields})
+
+
+def objects(path: Path) -> Records:
+    """The records of a .jsonl file, of a list in a .json file, or of a table in Parquet or Arrow."""
+    if path.suffix in SUFFIXES and path.is_file():
+        return iter(enumerate(table_rows(path), 1))
+    content, suffix = _content(path), plain_suffix(path)
+    if suffix == ".json" or (suffix not in LINES and content.lstrip()[:1] == "["):
+        listed = json_value(content, str(path), "fix the file")
+        is_list = isinstance(listed, list) and all(isinstance(item, dict) for item in listed)
+        need(is_list, f"{path} is not a list of objects; write [{{...}}, {{...}}].")
+        return iter(enumerate(listed, 1))
+    return (
+        (number, json_line(line, f"{path} line {number}", "one {...} per line"))
+        for number, line in _lines(content)
+    )
+
+
+def first_record(name: str) -> Record:
+    """The first record of a file of conversations; UserError where it has none."""
+    path = locate(name)
+    _, record = next(objects(path), (0, None))
+    if record is None:
+        raise UserError(f"{path} is empty; give a file of conversations.")
+    return record
+
+
 def _file(path: Path, fields: Fields) -> Records:
+    if path.suffix in (*SUFFIXES, ".json") and path.is_file():
+        return _selected(path, objects(path), fields)
     content = _content(path)
     kind = plain_suffix(path)
-    if kind in (".jsonl", ".ndjson"):
-        return _jsonl(path, content, fields)
+    if kind in LINES:
+        return _selected(path, objects(path), fields)
     if "tokens" in fields.names:
         return _sentences(_table(path, _columns(content), fields))
     if kind == ".csv":
@@ -192,10 +231,9 @@ def _sentences(words: Records) -> Records:
             )
 
 
-def _jsonl(path: Path, content: str, fields: Fields) -> Records:
+def _selected(path: Path, rows: Records, fields: Fields) -> Records:
     selected: tuple[str, ...] = ()
-    for number, line in _lines(content):
-        record = json_line(line, f"{path} line {number}", "one {...} per line")
+    for number, record in rows:
         # the first line tells what all have
         selected = selected or fields.among((*fields.columns, *record))
         for field in selected:

@@ -107,6 +107,9 @@ class Objective:
         """
         raise NotImplementedError
 
+    def prepare_tokenizer(self, tokenizer: Any) -> None:
+        """Give the run's tokenizer what the objective reads texts with, such as a chat template."""
+
     def prepare(self, batch: Any, random: Random, tokenizer: Any) -> Any:
         """The batch of running text (on the CPU) as a question: tokens hidden, targets asked."""
         return batch

@@ -41,7 +41,8 @@ class Tokenizer(Vocabulary):
     ``cls``, ``sep`` and ``mask`` are ids or None; ``sentinels`` are the ids of T5's <extra_id_0>,
     <extra_id_1>, ... in this order. Special tokens in a text stay plain text unless
     ``special=True``. ``source_tokenizer`` reads an encoder-decoder's sources where they have a
-    vocabulary of their own; ``ends`` end what its model writes where ``eos`` alone does not.
+    vocabulary of their own; ``ends`` end what its model writes where ``eos`` alone does not;
+    ``chat_template`` (Jinja) makes one text of a conversation.
     ``spec`` and ``roles`` are as ``formats/tokenizer_forms.py`` leaves them. Raises UserError for
     what is not a tokenizer.
     """
@@ -72,6 +73,7 @@ class Tokenizer(Vocabulary):
             for name in map(self.roles.get, (*ENDS, "cls", "sep", "mask"))
         )
         self.ends: tuple[int, ...] = ()
+        self.chat_template: str | None = None
         marks = ((SENTINEL.fullmatch(name), id) for name, id in self.specials.items())
         self.sentinels = [id for _, id in sorted((int(m[1]), id) for m, id in marks if m)]
 

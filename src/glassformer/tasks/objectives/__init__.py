@@ -11,7 +11,10 @@ from ...core.training.causal import Causal as Causal
 from .classify import Classify as Classify
 from .contrast import Contrast as Contrast
 from .masked import Masked as Masked
+from .preference import Preference as Preference
 from .prefix import Prefix as Prefix
+from .reward import Reward as Reward
 from .seq2seq import Seq2Seq as Seq2Seq
+from .sft import Chat as Chat
 from .span import Span as Span
 from .tag import Tag as Tag

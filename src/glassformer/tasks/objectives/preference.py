@@ -1,0 +1,153 @@
+"""Which of two answers is better, learned by the probabilities of both (DPO, IPO, ORPO, SimPO).
+
+tokens    prompt + chosen | prompt + rejected      two documents side by side
+targets   -        chosen | -        rejected      labels: the reference's log-probability of each
+
+N pairs, K counted tokens, C model dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ...core.config.serial import PositiveFloat, frozen
+from ...core.errors import need
+from ..conversations import ConversationRecord
+from ..example_table import Example
+from .sft import Conversations
+
+if TYPE_CHECKING:
+    from ..answer_weights import Weighted
+    from ..encoded import Encoded
+    from .documents import Batch, Loss, Tensor
+
+
+@frozen
+class Preference(Conversations):
+    """The better one of two answers, without a model of rewards.
+
+    With p the model's log-probability of an answer and r what the model said where it began:
+
+    - "dpo" (Rafailov et al. 2023): -log sigmoid(beta * ((p - r of chosen) - (p - r of rejected)))
+    - "ipo" (Azar et al. 2023): (the same difference, a mean over tokens, - 1 / (2 beta)) ** 2
+    - "orpo" (Hong et al. 2024): the loss of the chosen answer - beta * log sigmoid(log odds ratio)
+    - "simpo" (Meng et al. 2024): -log sigmoid(beta * (mean p chosen - mean p rejected) - margin)
+
+    Label smoothing is the share of pairs that are the wrong way around (Mitchell 2023).
+    """
+
+    method: Literal["dpo", "ipo", "orpo", "simpo"] = "dpo"  # the loss of a pair
+    beta: PositiveFloat | None = None  # how much a difference counts; none: 0.1, for simpo 2
+    margin: PositiveFloat = 1.0  # by which simpo wants the chosen answer to be better
+    template: str = ""  # a chat template's file, or chatml; none: the tokenizer's
+    date: str = "2024-07-26"  # today, for templates that write a date
+
+    example_fields = ("chosen", "rejected", "prompt")
+    optional = ("prompt",)
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if the loss compares with the model that training begins from."""
+        return self.method in ("dpo", "ipo")
+
+    def example(self, row: ConversationRecord) -> Example:
+        """Two conversations that begin alike."""
+        return row.pair()
+
+    def documents(self, sides: list[list[Weighted]]) -> list[list[Weighted]]:
+        """One item of two documents, so that a pair never leaves its row."""
+        return [[texts[-1] for texts in sides]]
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """Summed over pairs."""
+        from torch.nn.functional import logsigmoid
+
+        from ...core.training.loss import Loss, aux_loss, forward, tokens_in
+
+        output = forward(model, batch)
+        sums, counts = log_probabilities(model, output.hidden, batch)
+        if self.needs_reference:
+            assert batch.labels is not None
+            sums = sums - batch.labels
+        scores = sums if self.method == "dpo" else sums / counts
+        chosen, rejected = scores[0::2], scores[1::2]
+        beta = self.beta or (2.0 if self.method == "simpo" else 0.1)
+        margins = chosen - rejected
+        if self.method == "ipo":
+            losses = (margins - 1 / (2 * beta)).square()
+        else:
+            logits = beta * margins - (self.margin if self.method == "simpo" else 0.0)
+            if self.method == "orpo":
+                logits = margins - (log_of_rest(chosen) - log_of_rest(rejected))
+            losses = -(1 - smoothing) * logsigmoid(logits) - smoothing * logsigmoid(-logits)
+            if self.method == "orpo":
+                losses = beta * losses - chosen
+        metrics = {
+            **output.metrics,
+            "accuracy": (margins > 0).float().mean(),
+            "margin": margins.detach().mean(),
+            "chosen": chosen.detach().mean(),
+            "rejected": rejected.detach().mean(),
+        }
+        return Loss(losses.sum(), len(losses), aux_loss(output), tokens_in(batch), metrics)
+
+    def with_reference(self, model: Any, encoded: Encoded, batch: int, context: int) -> Encoded:
+        """The examples with the log-probability that a model gives each answer before training."""
+        import torch
+
+        from ...core.training.loss import forward
+        from ..example_batches import each_once
+
+        device, values = next(model.parameters()).device, []
+        with torch.no_grad():
+            for rows in each_once(encoded, batch, context):
+                rows = rows.to(device)
+                sums, _ = log_probabilities(model, forward(model, rows).hidden, rows)
+                values.append(sums.cpu().numpy())
+        return replace(encoded, reference=np.concatenate(values).reshape(-1, 2))
+
+
+def log_of_rest(logs: Tensor) -> Tensor:
+    """log(1 - exp(x)) of log-probabilities below 0."""
+    import torch
+
+    return torch.log1p(-logs.clamp(max=-1e-6).exp())
+
+
+def log_probabilities(model: Any, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The log-probability of each document's targets and their number, (2N,); no more logits than
+    ``ONE_SHOT`` are held at once."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    from ...core.nn.flow import document_starts
+    from ...core.training.loss import ONE_SHOT
+
+    head = model.head
+    need(
+        head.cross_entropy is None,
+        "Preference needs the whole vocabulary on each process; leave parallel.tensor at 1.",
+    )
+
+    def log_probability(states: Tensor, targets: Tensor) -> Tensor:
+        logits = head(states, model.embed).float()
+        logs: Tensor = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+        return logs
+
+    indices = batch.target_indices()
+    rows = max(1, ONE_SHOT // len(head.table(model.embed)))
+    pieces = zip(
+        torch.split(hidden.flatten(0, 1)[indices], rows),
+        torch.split(batch.targets.flatten()[indices], rows),
+        strict=True,
+    )
+    logs = torch.cat([checkpoint(log_probability, *piece, use_reentrant=False) for piece in pieces])
+    host: Batch = batch.host or batch
+    assert batch.pos is not None and host.pos is not None
+    document = document_starts(batch.pos).flatten().cumsum(0)[indices] - 1
+    documents = document_starts(host.pos).sum()  # counted where it costs no wait
+    empty = logs.new_zeros(int(documents))
+    return empty.index_add(0, document, logs), empty.index_add(0, document, torch.ones_like(logs))

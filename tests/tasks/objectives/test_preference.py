@@ -1,0 +1,342 @@
+"""Losses of pairs: those of the papers, written out; those of trl on the same model and pairs; and
+the reference, which is the model at its start."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import glassformer
+import tiny
+from folders import snapshot
+from glassformer import runs
+from glassformer.core.nn import build_model
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats import tokenizer_files
+from glassformer.formats.chat_template import CHATML
+from glassformer.runs import launch, run_file
+from glassformer.tasks.encoded import encode
+from glassformer.tasks.example_batches import each_once
+from glassformer.tasks.examples import read_examples
+from glassformer.tasks.objectives import Chat, Preference, Reward
+from mistakes import mistake
+
+PAIRS = [
+    {"prompt": "the cat", "chosen": "sat on the mat", "rejected": "dog"},
+    {"prompt": "the dog sat on", "chosen": "the log", "rejected": "the cat and the mat"},
+    {"prompt": "a", "chosen": "b c", "rejected": "d"},
+]
+# chatml, but nothing stands behind the end of an answer: trl counts that too
+TEMPLATE = CHATML.replace("<|im_end|>\\n", "<|im_end|>")
+METHODS = ("dpo", "ipo", "orpo", "simpo")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    texts = ["the cat sat on the mat and the dog sat on the log a b c d"] * 4
+    tokenizer = train_tokenizer("bpe", texts, 300, Chat.specials)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    return str(path)
+
+
+def shape(tokenizer, **changes):
+    embed = dataclasses.replace(tiny.DECODERS["llama"].embed, vocab=tokenizer.size)
+    return dataclasses.replace(tiny.DECODERS["llama"], embed=embed, context=128, **changes)
+
+
+def moved(model):
+    """The model a little trained, so that it differs from its reference."""
+    other = build_model(model.config, seed=0)
+    other.load_state_dict(model.state_dict())
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape, generator=draw))
+    return other.eval()
+
+
+def batch_of(objective, tokenizer, pairs, reference):
+    """All pairs as one packed batch."""
+    encoded = encode(read_examples(pairs, objective), tokenizer, objective, reference.config, 128)
+    if getattr(objective, "needs_reference", False):
+        encoded = objective.with_reference(reference, encoded, 2, 128)
+    (batch,) = each_once(encoded, 8, 128)
+    return batch
+
+
+def log_probability(model, tokenizer, prompt, answer):
+    """The log-probability of an answer behind its prompt, and its number of tokens, one by one."""
+    opened = f"<|im_start|>user\n{prompt}<|im_end|><|im_start|>assistant\n"
+    prefix = tokenizer.encode(opened, special=True)
+    ids = tokenizer.encode(f"{opened}{answer}<|im_end|>", special=True)
+    with torch.no_grad():
+        logs = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    places = range(len(prefix), len(ids))
+    return sum(float(logs[at - 1, ids[at]]) for at in places), len(places)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_loss_is_that_of_the_paper(method, tokenizer, pairs):
+    reference = build_model(shape(tokenizer), seed=1).eval()
+    model = moved(reference)
+    objective = Preference(method, beta=0.3, margin=0.5)
+    loss = objective.loss(model, batch_of(objective, tokenizer, pairs, reference))
+    total = 0.0
+    sigmoid = lambda x: 1 / (1 + math.exp(-x))  # noqa: E731
+    for pair in PAIRS:
+        (c, c_size), (r, r_size) = (
+            log_probability(model, tokenizer, pair["prompt"], pair[side])
+            for side in ("chosen", "rejected")
+        )
+        before = [
+            log_probability(reference, tokenizer, pair["prompt"], pair[side])[0]
+            for side in ("chosen", "rejected")
+        ]
+        if method == "dpo":
+            total -= math.log(sigmoid(0.3 * ((c - before[0]) - (r - before[1]))))
+        elif method == "ipo":
+            h = (c - before[0]) / c_size - (r - before[1]) / r_size
+            total += (h - 1 / (2 * 0.3)) ** 2
+        elif method == "simpo":
+            total -= math.log(sigmoid(0.3 * (c / c_size - r / r_size) - 0.5))
+        else:
+            c, r = c / c_size, r / r_size
+            odds = [math.exp(x) / (1 - math.exp(x)) for x in (c, r)]
+            total += -c - 0.3 * math.log(sigmoid(math.log(odds[0] / odds[1])))
+    assert_close(loss.sum.double(), torch.tensor(total).double(), atol=1e-5, rtol=1e-5)
+    assert loss.count == len(PAIRS)
+
+
+def test_a_reference_is_the_model_at_its_start(tokenizer, pairs):
+    model = build_model(shape(tokenizer), seed=1).eval()
+    loss = Preference().loss(model, batch_of(Preference(), tokenizer, pairs, model))
+    assert_close(loss.sum / loss.count, torch.tensor(math.log(2)))
+
+
+# ---------------------------------------------------------------------------------- runs
+
+SIZES = {
+    "steps": 4,
+    "batch": 4,
+    "context": 96,
+    "evaluate_every": 2,
+    "save_every": 2,
+    "tensorboard": False,
+    "dtype": "float32",
+    "data.type": "Examples",
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A small model that was trained on conversations, with its data beside it."""
+    folder = tmp_path_factory.mktemp("base")
+    numbers = [(f"{i} + 1?", f"{i + 1}", f"{i + 3}") for i in range(40)]
+    for name, parts in (
+        ("chat", ("prompt", "completion")),
+        ("pairs", ("prompt", "chosen", "rejected")),
+    ):
+        rows = (dict(zip(parts, row, strict=False)) for row in numbers)
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chat = {"recipe": "glass/200k", "data.tokenizer": "byte", "objective": "Chat"}
+    chat |= {"data.train": str(folder / "chat.jsonl"), "decoder.dropout": 0.1}
+    runs.run(run_file.read_run(None, {**SIZES, **chat}), folder / "model")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"objective": "Chat"},
+        {"objective": "Preference"},
+        {"objective": "Preference", "train.tune": '{type = "LoRA", rank = 2}'},
+        {"objective": "Reward"},
+    ],
+    ids=["chat", "preference", "preference, lora", "reward"],
+)
+def test_a_resumed_run_is_the_undisturbed_one(more, base, tmp_path, monkeypatch):
+    file = "chat" if more["objective"] == "Chat" else "pairs"
+    more = {**more, "from": str(base / "model"), "data.train": str(base / f"{file}.jsonl")}
+    settings = run_file.read_run(None, {**SIZES, **more})
+    runs.run(settings, tmp_path / "whole")
+    first = launch.Log.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            launch.Log,
+            "__call__",
+            lambda self, step: first(self, step) or (step.index == 3 and 1 / 0),
+        )
+        with pytest.raises(ZeroDivisionError):
+            runs.run(settings, tmp_path / "cut")
+    runs.run(settings, tmp_path / "cut", resume=True)
+    whole, cut = (snapshot(tmp_path / name / "step-000004") for name in ("whole", "cut"))
+    assert {**whole, "state.json": b""} == {**cut, "state.json": b""}
+    assert whole["chat_template.jinja"].decode() == CHATML
+    ends = [
+        tokenizer_files.open(tmp_path / name / "step-000004").end_ids for name in ("whole", "cut")
+    ]
+    assert ends[0] == ends[1] > {tokenizer_files.open(base / "model" / "step-000004").eos}
+
+
+def test_a_model_without_a_start_has_no_reference(base, tmp_path):
+    more = {"recipe": "glass/200k", "data.tokenizer": "byte", "objective": "Preference"}
+    settings = run_file.read_run(None, {**SIZES, **more, "data.train": str(base / "pairs.jsonl")})
+    with mistake("Preference compares with the model that it begins from", "from"):
+        runs.run(settings, tmp_path / "run")
+
+
+# ---------------------------------------------------------------------------- beside trl
+
+
+@pytest.fixture
+def trl(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    monkeypatch.chdir(tmp_path)
+    return pytest.importorskip("trl")
+
+
+def opened(kind, net, tokenizer, folder):
+    """Our model as transformers opens it."""
+    transformers = pytest.importorskip("transformers")
+    glassformer.save(net, folder, tokenizer, layout="hf")
+    return getattr(transformers, kind).from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def processing(tokenizer, folder):
+    transformers = pytest.importorskip("transformers")
+    tokenizer.save(folder)
+    other = transformers.AutoTokenizer.from_pretrained(folder)
+    other.pad_token = "<|endoftext|>"
+    return other
+
+
+def dataset(rows):
+    """The same records as trl reads them."""
+    from datasets import Dataset
+
+    roles = {"prompt": "user"}
+    return Dataset.from_list(
+        [
+            {
+                name: [{"role": roles.get(name, "assistant"), "content": text}]
+                for name, text in row.items()
+            }
+            for row in rows
+        ]
+    )
+
+
+SETTINGS = {
+    "report_to": "none",
+    "per_device_train_batch_size": 3,
+    "use_cpu": True,
+    "bf16": False,
+    "output_dir": ".",
+}
+
+
+@pytest.mark.parametrize("method", ["dpo", "ipo"])
+def test_the_loss_with_a_reference_is_that_of_trl(method, tokenizer, pairs, tmp_path, trl):
+    reference = build_model(shape(tokenizer), seed=1).eval()
+    model = moved(reference)
+    theirs, before = (
+        opened("AutoModelForCausalLM", net, tokenizer, tmp_path / name)
+        for name, net in (("model", model), ("reference", reference))
+    )
+    kind = "sigmoid" if method == "dpo" else method
+    trainer = trl.DPOTrainer(
+        theirs,
+        before,
+        args=trl.DPOConfig(**SETTINGS, loss_type=kind, beta=0.3),
+        train_dataset=dataset(PAIRS),
+        processing_class=processing(tokenizer, tmp_path / "tokenizer"),
+    )
+    inputs = next(iter(trainer.get_train_dataloader()))
+    expected = trainer.compute_loss(theirs.eval(), inputs)
+    objective = Preference(method, beta=0.3)
+    loss = objective.loss(model, batch_of(objective, tokenizer, pairs, reference))
+    assert_close(loss.sum / loss.count, expected.float(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["orpo", "simpo"])
+def test_the_loss_without_a_reference_is_that_of_trl(method, tokenizer, pairs, tmp_path, trl):
+    model = build_model(shape(tokenizer), seed=1).eval()
+    sums = [
+        [log_probability(model, tokenizer, pair["prompt"], pair[side]) for pair in PAIRS]
+        for side in ("chosen", "rejected")
+    ]
+    means = [torch.tensor([total / size for total, size in side]) for side in sums]
+    if method == "simpo":
+        from trl.experimental.cpo import CPOTrainer
+
+        trainer = SimpleNamespace(
+            alpha=0.0,
+            beta=0.3,
+            simpo_gamma=0.5,
+            label_smoothing=0.1,
+            loss_type="simpo",
+            accelerator=SimpleNamespace(device="cpu"),
+        )
+        expected = CPOTrainer.cpo_loss(trainer, *means)[0].sum()
+    else:
+        from trl.experimental.orpo import ORPOTrainer
+
+        trainer = SimpleNamespace(beta=0.3, accelerator=SimpleNamespace(device="cpu"))
+        expected = -(means[0] + ORPOTrainer.odds_ratio_loss(trainer, *means)[0]).sum()
+    objective = Preference(method, beta=0.3, margin=0.5)
+    batch = batch_of(objective, tokenizer, pairs, model)
+    loss = objective.loss(model, batch, 0.1 if method == "simpo" else 0.0)
+    assert_close(loss.sum, expected.float(), atol=1e-5, rtol=1e-6)
+
+
+def test_the_loss_of_scores_is_that_of_trl(tokenizer, pairs, tmp_path, trl):
+    config, _ = Reward().with_heads(shape(tokenizer), 0)
+    model = build_model(config, seed=1).eval()
+    plain = build_model(shape(tokenizer), seed=1)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    theirs = opened("AutoModelForSequenceClassification", plain, tokenizer, tmp_path / "model")
+    theirs.config.num_labels = theirs.num_labels = 1
+    theirs.config.pad_token_id = tokenizer.specials["<|endoftext|>"]
+    theirs.score = torch.nn.Linear(config.dim, 1, bias=False)
+    theirs.score.weight = model.pool.proj.weight
+    trainer = trl.RewardTrainer(
+        theirs,
+        args=trl.RewardConfig(**SETTINGS),
+        train_dataset=dataset(PAIRS),
+        processing_class=processing(tokenizer, tmp_path / "tokenizer"),
+    )
+    inputs = next(iter(trainer.get_train_dataloader()))
+    expected = trainer.compute_loss(theirs.eval(), inputs)
+    loss = Reward().loss(model, batch_of(Reward(), tokenizer, pairs, model))
+    assert_close(loss.sum / loss.count, expected.float(), atol=1e-5, rtol=0)
+
+
+def test_the_loss_of_answers_is_that_of_trl(tokenizer, tmp_path, trl):
+    model = build_model(shape(tokenizer), seed=1).eval()
+    theirs = opened("AutoModelForCausalLM", model, tokenizer, tmp_path / "model")
+    rows = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS]
+    trainer = trl.SFTTrainer(
+        theirs,
+        args=trl.SFTConfig(**SETTINGS),
+        train_dataset=dataset(rows),
+        processing_class=processing(tokenizer, tmp_path / "tokenizer"),
+    )
+    inputs = next(iter(trainer.get_train_dataloader()))
+    expected = trainer.compute_loss(theirs.eval(), inputs)
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loss = Chat().loss(model, batch_of(Chat(), tokenizer, str(path), model))
+    assert_close(loss.sum / loss.count, expected.float(), atol=1e-5, rtol=0)

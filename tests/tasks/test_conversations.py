@@ -1,0 +1,154 @@
+"""Conversations in files of every layout, and what is refused with its line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from glassformer.tasks.examples import read_examples
+from glassformer.tasks.objectives import Chat, Preference
+from mistakes import mistake
+
+HI = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def read(tmp_path, *records, objective=None, name="chat.jsonl", columns=None):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return read_examples(str(path), objective or Chat(), columns=columns).examples
+
+
+@pytest.mark.parametrize(
+    ("record", "messages"),
+    [
+        ({"messages": HI}, HI),
+        ({"prompt": "Hi", "completion": "Hello!"}, HI),
+        ({"prompt": HI[:1], "completion": HI[1:]}, HI),
+        ({"instruction": "Hi", "input": "", "output": "Hello!"}, HI),
+        (
+            {"instruction": "Add.", "input": "1 1", "output": "2"},
+            [{"role": "user", "content": "Add.\n\n1 1"}, {"role": "assistant", "content": "2"}],
+        ),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "Hi"},
+                    {"from": "gpt", "value": "Hello!"},
+                ]
+            },
+            HI,
+        ),
+        ({"system": "Short.", "messages": HI}, [{"role": "system", "content": "Short."}, *HI]),
+        ({"messages": json.dumps(HI)}, HI),
+        ({"messages": [*HI, {"role": "user", "content": "Bye"}]}, HI),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, HI[1]]},
+            HI,
+        ),
+        (
+            {"messages": [HI[0], {**HI[1], "tool_calls": None, "name": None}]},
+            HI,
+        ),
+    ],
+)
+def test_every_layout_is_one_conversation(record, messages, tmp_path):
+    (example,) = read(tmp_path, record)
+    (conversation,) = example.conversations
+    assert list(conversation.messages) == messages
+
+
+def test_arguments_of_a_call_are_an_object(tmp_path):
+    messages = [HI[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    (example,) = read(tmp_path, {"messages": messages, "tools": json.dumps([CALL])})
+    (conversation,) = example.conversations
+    assert conversation.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert conversation.messages[1]["content"] == ""
+    assert conversation.tools == [CALL]
+
+
+def test_columns_have_other_names(tmp_path):
+    record = {"dialogue": "A long talk.", "summary": "Talk."}
+    columns = {"prompt": "dialogue", "completion": "summary"}
+    (example,) = read(tmp_path, record, columns=columns)
+    assert [message["content"] for message in example.conversations[0].messages] == [
+        *record.values()
+    ]
+    with mistake("line 1 has no field", "talk"):
+        read(tmp_path, record, columns={"prompt": "talk"})
+
+
+def test_a_table_and_a_list_are_read_as_lines_are(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    records = [{"messages": HI}, {"messages": [*HI, {"role": "tool", "content": "x", "name": "y"}]}]
+    expected = [example.conversations for example in read(tmp_path, *records)]
+    parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "chat.parquet")
+    (tmp_path / "chat.json").write_text(json.dumps(records))
+    for name in ("chat.parquet", "chat.json"):
+        table = read_examples(str(tmp_path / name), Chat())
+        assert [example.conversations for example in table] == expected
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "Hi", "chosen": "Hello!", "rejected": "Go."},
+        {"chosen": HI, "rejected": [HI[0], {"role": "assistant", "content": "Go."}]},
+        {"prompt": HI[:1], "chosen": HI[1:], "rejected": [{"role": "assistant", "content": "Go."}]},
+    ],
+)
+def test_pairs_begin_alike(record, tmp_path):
+    (example,) = read(tmp_path, record, objective=Preference())
+    chosen, rejected = example.conversations
+    assert list(chosen.messages) == HI
+    assert rejected.messages[-1]["content"] == "Go."
+    assert chosen.first == rejected.first == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"messages": HI[:1]}, "no message of the assistant"),
+        ({"messages": HI[1:]}, "no message of the assistant"),
+        ({"messages": []}, "no message of the assistant"),
+        ({"messages": [HI[0], {"role": "assistant", "content": ""}]}, "empty answer"),
+        ({"prompt": "Hi", "completion": ""}, "empty answer"),
+        ({"messages": [{"content": "Hi"}]}, "without a role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "content is no text"),
+        ({"messages": 3}, "where messages belong"),
+        ({"text": "Hi"}, "holds no conversation"),
+        ({"messages": HI, "tools": 3}, "tools that are no list"),
+    ],
+)
+def test_a_conversation_that_teaches_nothing_is_refused_with_its_line(record, message, tmp_path):
+    with mistake(message, "line 2"):
+        read(tmp_path, {"messages": HI}, record)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"prompt": "Hi", "chosen": "A", "rejected": "A"}, "the same text as chosen"),
+        ({"prompt": "Hi", "chosen": "A"}, 'no "rejected"'),
+        ({"chosen": "A", "rejected": "B"}, 'no "prompt"'),
+        ({"prompt": "Hi", "chosen": "A", "rejected": ""}, "empty answer"),
+    ],
+)
+def test_a_pair_without_a_difference_is_refused_with_its_line(record, message, tmp_path):
+    good = {"prompt": "Hi", "chosen": "A", "rejected": "B"}
+    with mistake(message, "line 2"):
+        read(tmp_path, good, record, objective=Preference())
+
+
+def test_a_file_of_something_else(tmp_path):
+    (tmp_path / "no.json").write_text('{"messages": []}')
+    with mistake("not a list of objects"):
+        read_examples(str(tmp_path / "no.json"), Chat())
+    (tmp_path / "no.jsonl").write_text("")
+    with mistake("holds no conversations"):
+        read_examples(str(tmp_path / "no.jsonl"), Chat())
+    with mistake("Conversations are one file"):
+        read_examples({"messages": "a"}, Chat())

@@ -236,7 +236,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return files.json_number(value) if isinstance(value, float) else value
+    return wire.json_number(value) if isinstance(value, float) else value
 
 
 # ------------------------------------------------------------------------------------------- files

@@ -264,8 +264,8 @@ class Checkpoint:
         return model.requires_grad_(True).eval()
 
     def _of_base(self, step: Callable[[Checkpoint], _Result]) -> _Result:
-        """What a step makes of the base; UserError where it cannot, or the base has other
-        weights."""
+        """The result of a step with the base. UserError says that it failed, or that the base has
+        other weights."""
         assert self.base is not None
         try:
             base = Checkpoint.open(self.base)

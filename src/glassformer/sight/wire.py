@@ -29,13 +29,6 @@ KINDS = {"f32": 4, "f16": 2, "u8": 1}
 MOST_CELLS = 1 << 27  # of a value that is made whole, to be pooled
 
 
-def json_number(value: float) -> float | str:
-    """A number as JSON holds it; by its name (NaN, Infinity, -Infinity) where it is not finite."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
 class TracePart:
     """The part of a trace at an address: what it is called, its sides and their names, before
     anything is computed."""

@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.errors import UserError, note
 from ...core.files import JsonObject
-from ...sight.wire import json_number
+from ...sight.labels import json_number
 from .limits import BODY_SECONDS, LARGE_BODY, MOST_BODY, MOST_HEADER_LINES, MOST_HEADERS
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.files import JsonObject
 from .. import wording
-from ..wire import json_number
+from ..labels import json_number
 from .operations import FAILURES, Operation, Value
 from .rules import (
     CASTS,

@@ -57,7 +57,7 @@ execution = choose_execution(model, next(feed), Causal(), settings)
 work = (step.tokens for step in training.train(model, feed, settings=settings, execution=execution))
 """
 SERVER = """
-import atexit, json, subprocess, sys, urllib.request
+import atexit, json, subprocess, sys, tempfile, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 try:
@@ -66,9 +66,13 @@ except ImportError:
     from glassformer.page.models import shipped
 
 words = [sys.executable, "-m", "glassformer", "serve", str(shipped()), "--port", "0"]
-server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+notes = tempfile.TemporaryFile("w+")
+server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=notes, text=True)
 atexit.register(server.kill)
 url = server.stdout.readline().strip().removesuffix("/v1")
+if not url:
+    notes.seek(0)
+    sys.exit(f"the server did not start: {notes.read().strip()}")
 
 def complete(number):
     body = {"prompt": f"Story {number}: ", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -146,10 +150,11 @@ def compare(row: str, sides: dict[str, Worker], turns: int, seconds: float) -> f
     before, *_ = sides.values()
     for name, worker in sides.items():
         ratios = [b / a for a, b in zip(before.rates, worker.rates, strict=True)]
-        rate = (
-            f"{statistics.median(worker.rates):,.1f} ({min(worker.rates):,.1f} to "
-            f"{max(worker.rates):,.1f})"
+        middle, low, high = (
+            f"{number:,.4g}"
+            for number in (statistics.median(worker.rates), min(worker.rates), max(worker.rates))
         )
+        rate = f"{middle} ({low} to {high})"
         ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
         print(f"| {row}: {ROWS[row][0]} | {name} | {rate} | {ratio} |", flush=True)
     middles = [statistics.median(worker.rates) for worker in sides.values()]

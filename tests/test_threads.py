@@ -76,6 +76,17 @@ def test_a_variable_of_the_user_stays(no_torch, monkeypatch, name):
     assert os.environ.get("GOMP_SPINCOUNT", "7") == "7"
 
 
+def test_an_empty_variable_is_none_of_the_user(no_torch, monkeypatch):
+    """As a file of Docker Compose sets one without a value."""
+    monkeypatch.setattr(threads, "cores", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")
+    threads.prepare()
+    assert os.environ["GOMP_SPINCOUNT"] == str(threads.SPIN)
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+
+
 def test_a_variable_that_does_not_say_how_threads_wait_changes_nothing(no_torch, monkeypatch):
     """scikit-learn sets this one when it is imported."""
     monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")

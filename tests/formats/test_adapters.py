@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import pytest
 import torch
@@ -12,9 +14,12 @@ from torch.testing import assert_close
 import tiny
 from changed import logits, moved
 from glassformer import families as recipes
+from glassformer.core.checkpoints import tensors as tensorfiles
+from glassformer.core.config import objective as objectives
 from glassformer.core.config import serial
+from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
-from glassformer.formats import adapters, store
+from glassformer.formats import adapters, store, tuning
 from glassformer.formats.checkpoint import Checkpoint
 from mistakes import mistake
 
@@ -260,3 +265,65 @@ def test_a_change_of_itself_is_no_model(page, tmp_path):
         for act in acts:
             with mistake(r"is itself a change of"):
                 act(tmp_path / name)
+
+
+def _changed(change):
+    """Tensors of an adapter, the first change's halves among them."""
+
+    def alter(folder):
+        path = folder / adapters.TENSORS
+        tensors = load_file(path)
+        first = next(name for name in tensors if name.endswith(adapters.DOWN))
+        change(tensors, first, first.replace(adapters.DOWN, adapters.UP))
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+    return alter
+
+
+def _base_moves_on(folder):
+    base, _ = store.load(folder.parent / "base")
+    with torch.no_grad():
+        base.decoder.blocks[0].attn.k.weight.neg_()
+    store.save(base, folder.parent / "base")
+
+
+DAMAGES = {
+    "a half is missing": _changed(lambda t, down, up: t.pop(up)),
+    "no such layer": _changed(
+        lambda t, down, up: t.update({down.replace(".0.", ".99."): t[down] + 0})
+    ),
+    "inputs": _changed(lambda t, down, up: t.update({down: t[down][:, 1:]})),
+    "outputs": _changed(lambda t, down, up: t.update({up: t[up][1:]})),
+    "rank": _changed(lambda t, down, up: t.update({up: t[up][:, 1:], down: t[down][1:]})),
+    "base": _base_moves_on,
+    "no base": lambda folder: shutil.rmtree(folder.parent / "base"),
+    "cut short": lambda folder: os.truncate(folder / adapters.TENSORS, 3000),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("saved", ["llama", "gpt2"], indirect=True)
+def test_the_doctor_refuses_by_the_headers_what_loading_refuses(
+    saved, damage, tmp_path, terminal, monkeypatch
+):
+    assert terminal.json(f"doctor {tmp_path}/a")["loads"]
+    DAMAGES[damage](tmp_path / "a")
+    with pytest.raises(UserError) as refused:
+        store.load(tmp_path / "a")
+    monkeypatch.setattr(tensorfiles.Files, "load", None)
+    assert str(refused.value) in terminal.json(f"doctor {tmp_path}/a", code=1)["refused"]
+
+
+def test_whole_weights_of_other_shapes_are_refused_by_the_doctor(tmp_path, terminal):
+    store.save(build_model(tiny.ALL["llama"], seed=1), tmp_path / "base")
+    model = build_model(tiny.ALL["llama"], seed=1)
+    tuning.tune(model, objectives.Frozen(("*.blocks.1.*",)))
+    store.save(model, tmp_path / "a", base=str(tmp_path / "base"))
+    assert terminal.json(f"doctor {tmp_path}/a")["loads"]
+    path = tmp_path / "a" / "model.safetensors"
+    name, *_ = tensors = load_file(path)
+    save_file(tensors | {name: torch.zeros(3, 5)}, path)
+    assert (
+        f"holds {name} of the shape [3, 5]"
+        in terminal.json(f"doctor {tmp_path}/a", code=1)["refused"][0]
+    )

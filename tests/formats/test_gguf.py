@@ -4,6 +4,7 @@ gguf), and against files that lie."""
 from __future__ import annotations
 
 import random
+import resource
 import struct
 import time
 
@@ -282,6 +283,19 @@ def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path):
             assert "\n" not in str(error)
             assert len(str(error)) < 600
     assert 0 < loaded < 300
+
+
+def test_a_disk_that_fills_up_is_a_sentence_and_leaves_nothing(tmp_path):
+    """The limit of a file's size stands in for it: numpy says neither with an error's number."""
+    model = build_model(tiny.ALL["llama"], seed=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with mistake("The disk that holds .*/m.gguf is full; free some space"):
+            gguf.save(model, tmp_path / "new" / "m.gguf", "F32", None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not snapshot(tmp_path)
 
 
 def test_a_file_that_is_there_already_survives_a_failure(tmp_path):

@@ -4,6 +4,7 @@ did not write."""
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import unicodedata
 from collections.abc import Callable
@@ -11,7 +12,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from folders import snapshot
+from glassformer.core import files
+from glassformer.core.tokenizer import train
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from mistakes import mistake
 from tokenizer.test_tokenizer import NASTY, SPECIAL, streamed
 
 Encode = Callable[[str], list[int]]
@@ -249,3 +254,25 @@ def test_vocab_and_merges_of_another_split(shared_data, tmp_path):
         assert tokenizer.encode(sample) == qwen.encode(sample)
     assert tokenizer.eos == 151645
     assert tokenizer.size == qwen.size
+
+
+@pytest.mark.parametrize("stood", [False, True])
+def test_both_files_of_a_tokenizer_are_written_or_neither(stood, tmp_path, monkeypatch):
+    """As where the disk fills up between them: one file beside another tokenizer's is a mixture."""
+    folder = tmp_path / "letters"
+    if stood:
+        train("byte", []).save(folder)
+    before = snapshot(tmp_path)
+
+    def sync(path):
+        if "tokenizer_config.json" in path.name:
+            raise OSError(errno.ENOSPC, "full", str(path))
+
+    monkeypatch.setattr(files, "sync", sync)
+    with mistake("The disk that holds .* is full"):
+        train("char", ["abc"]).save(folder)
+    assert snapshot(tmp_path) == before
+    monkeypatch.undo()
+    train("char", ["abc"]).save(folder)
+    assert open_tokenizer(folder).encode("cab") == train("char", ["abc"]).encode("cab")
+    assert sorted(snapshot(folder)) == ["tokenizer.json", "tokenizer_config.json"]

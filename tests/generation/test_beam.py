@@ -12,7 +12,7 @@ import transformers
 import tiny
 from glassformer import config as c
 from glassformer import load
-from glassformer.core.generation import beam, generate
+from glassformer.core.generation import beam, generate, session
 from glassformer.core.generation.beam import _likeliest
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -134,6 +134,7 @@ def test_equal_to_transformers(tmp_path):
     "settings, message",
     [
         ({"beams": 0}, "beams is 0"),
+        ({"beams": 10**9}, "beams is 1000000000; give 1 to 1,000,000"),
         ({"best": 5}, "best is 5"),
         ({"length_penalty": float("nan")}, "length_penalty"),
         ({"length_penalty": 1e308}, "length_penalty is 1e.308; give a number from -10"),
@@ -143,6 +144,18 @@ def test_equal_to_transformers(tmp_path):
 def test_settings_that_mean_nothing(settings, message):
     with mistake(message):
         beam(model("gpt2"), None, [1], **settings)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "glass", "gru", "bahdanau"])
+@pytest.mark.parametrize("variant", [beam, generate])
+def test_more_rows_than_memory_holds_are_refused_before_they_are_made(variant, name, monkeypatch):
+    monkeypatch.setattr(session, "available_memory", lambda device: 1 << 22)
+    monkeypatch.setattr(session.Session, "select", None)
+    many = {"beams": 50_000} if variant is beam else {"samples": 50_000}
+    with mistake(
+        r"50,000 continuations of each prompt take .*iB and 4.00 MiB are free; take fewer"
+    ):
+        [*variant(model(name), None, [1, 2], start=0, **many)]
 
 
 @pytest.mark.parametrize("variant", [beam, generate])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.testing import assert_close
 import tiny
 from folders import snapshot
 from glassformer import config, runs
+from glassformer.core import files
 from glassformer.core.config import objective as objectives
 from glassformer.core.config import run, serial
 from glassformer.formats import resolve, store, tuning
@@ -125,11 +127,25 @@ def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
     model, tokenizer = store.load(home / "base")
     store.save(model, tmp_path / "base", tokenizer)
     runs.run(settings, tmp_path / "run")
-    with torch.no_grad():
-        model.embed.token.weight.add_(1.0)
-    store.save(model, tmp_path / "base", tokenizer)
-    with mistake(r"has other weights than when"):
-        runs.run(settings, tmp_path / "run", resume=True)
+    weight = model.embed.token.weight.detach()
+    for other in (weight.flip(0), weight + 1):  # the same numbers in another order, other numbers
+        weight.copy_(other)
+        store.save(model, tmp_path / "base", tokenizer)
+        with mistake(r"has other weights than when"):
+            runs.run(settings, tmp_path / "run", resume=True)
+
+
+def test_a_run_of_an_earlier_version_goes_on(home, tmp_path):
+    settings = changed(home, TUNES["frozen"][0])
+    runs.run(settings, tmp_path / "run")
+    page = resolve.resolve(tmp_path / "run") / "state.json"
+    numbers = json.loads(page.read_text())
+    assert numbers["frozen_digest"].startswith("sha256:")
+    page.write_text(json.dumps(numbers | {"frozen_digest": 64 * "0"}) + "\n")
+    sums = page.parent / "SHA256SUMS"
+    lines = [line for line in sums.read_text().splitlines() if page.name not in line]
+    sums.write_text("\n".join([*lines, f"{files.sha256(page)}  {page.name}"]) + "\n")
+    assert runs.run(settings, tmp_path / "run", resume=True).step == settings.train.steps
 
 
 # --------------------------------------------------------------------------------------- averages

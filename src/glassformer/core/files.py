@@ -7,7 +7,6 @@ import errno
 import importlib
 import io
 import json
-import math
 import os
 import shutil
 import stat
@@ -262,13 +261,6 @@ def try_lock(file: IO[Any], path: Path) -> bool:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except OSError:
         return False
-
-
-def json_number(value: float) -> float | str:
-    """A number as JSON holds it; by its name (NaN, Infinity, -Infinity) where it is not finite."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def lazily(

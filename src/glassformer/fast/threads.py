@@ -17,17 +17,17 @@ MEMBERSHIP = "/proc/self/cgroup"
 
 
 def prepare() -> None:
-    """Set what OpenMP reads once, when torch is loaded, unless the user has set it.
+    """Set what OpenMP reads once, when torch is loaded, unless the user has set it; an empty value
+    sets nothing.
 
     On a busy machine threads that spin at every barrier take the cores from those they wait for.
     """
     if "torch" in sys.modules:
         return
-    if not WAITING & os.environ.keys():
+    named = {name for name, value in os.environ.items() if value.strip()}
+    if not WAITING & named:
         os.environ["GOMP_SPINCOUNT"] = str(SPIN)
-    if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys() and cores() < (
-        os.cpu_count() or 1
-    ):
+    if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & named and cores() < (os.cpu_count() or 1):
         os.environ["OMP_NUM_THREADS"] = str(cores())
 
 

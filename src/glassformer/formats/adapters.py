@@ -25,7 +25,7 @@ from torch import Tensor
 from .. import families as recipes
 from ..core import config
 from ..core.checkpoints import tensors as tensorfiles
-from ..core.checkpoints.headers import Shape, short
+from ..core.checkpoints.headers import Headers, Shape, read_header, read_headers, short
 from ..core.errors import UserError, need
 from ..core.files import read_json
 from ..core.nn import Model
@@ -191,31 +191,69 @@ def attach(model: Model, folder: Path) -> None:
         files = tensorfiles.open_files(folder)
         _copy(model, {name: files.load(name) for name in files.entries}, folder)
         return
-    page = ConfigReader(read_json(folder / PAGE, FIX), str(folder / PAGE))
     files = tensorfiles.open_file(folder / TENSORS)
-    _check_page(page)
-    names = {name.removeprefix(PREFIX) for name in files.entries}
-    changed = {name.removesuffix(end) for name in names for end in (DOWN, UP) if name.endswith(end)}
-    wholes = names - {name + end for name in changed for end in (DOWN, UP)}
-    unknown: list[list[str]] = []
-    for naming in _namings(model.config, model.family):
-        matrices = {matrix.name: matrix for matrix in naming.matrices()}
-        known_names = {name for link in naming.links for name in naming.files(link)}
-        unknown.append(sorted((changed - matrices.keys()) | (wholes - known_names)))
-        if not unknown[-1]:
-            break
-    else:
-        raise UserError(
-            f"{folder} changes {short(min(unknown, key=len))}, which its base does not have; "
-            "check the base."
-        )
+    page, naming, matrices, wholes = _named(model.config, model.family, files)
     layers: dict[str, Change] = {}
-    for name in sorted(changed):
-        layers |= _parted(matrices[name], *_halves(files, matrices[name], page))
+    for name in sorted(matrices):
+        scale = _scale(files, matrices[name], naming, page)
+        down, up = (files.load(PREFIX + name + end) for end in (DOWN, UP))
+        layers |= _parted(matrices[name], down, up, scale)
     tuning.adapt(model, {path: (len(down), scale) for path, (down, _, scale) in layers.items()})
     values: dict[str, Tensor] = {}
     for path, (down, up, _) in layers.items():
         values |= {f"{path}.down": down, f"{path}.up": up}
+    for link in _whole_links(folder, naming, wholes):
+        file_tensors = [files.load(PREFIX + name) for name in naming.files(link)]
+        shapes = [naming.shapes[name] for name in link.param_names]
+        values |= zip(link.param_names, link.load(file_tensors, shapes), strict=True)
+    _copy(model, values, folder)
+
+
+def check(model: config.Model, folder: Path) -> None:
+    """UserError where a folder's names or shapes are not those of a change of ``model``; no tensor
+    is loaded."""
+    shapes = weights.shapes(model)
+    if not (folder / PAGE).is_file():
+        for name, entry in read_headers(folder).entries.items():
+            _must_fit(name, entry.shape, shapes.get(name), folder)
+        return
+    headers = Headers(folder, read_header(folder / TENSORS))
+    page, naming, matrices, wholes = _named(model, "", headers)
+    for matrix in matrices.values():
+        _scale(headers, matrix, naming, page)
+    for link in _whole_links(folder, naming, wholes):
+        params = [torch.empty(naming.shapes[name], device="meta") for name in link.param_names]
+        for name, tensor in zip(naming.files(link), link.save(params), strict=True):
+            shape = headers.entries[PREFIX + name].shape
+            _must_fit(name, shape, tuple(tensor.shape), folder)
+
+
+def _named(
+    model: config.Model, family: str, headers: Headers
+) -> tuple[ConfigReader, Naming, dict[str, AdapterMatrix], set[str]]:
+    """An adapter's page, the way in which its files name the weights, the matrices that it changes
+    by name, and the names of weights that it holds whole."""
+    folder = headers.folder
+    page = ConfigReader(read_json(folder / PAGE, FIX), str(folder / PAGE))
+    _check_page(page)
+    names = {name.removeprefix(PREFIX) for name in headers.entries}
+    changed = {name.removesuffix(end) for name in names for end in (DOWN, UP) if name.endswith(end)}
+    wholes = names - {name + end for name in changed for end in (DOWN, UP)}
+    unknown: list[list[str]] = []
+    for naming in _namings(model, family):
+        matrices = {matrix.name: matrix for matrix in naming.matrices()}
+        known_names = {name for link in naming.links for name in naming.files(link)}
+        unknown.append(sorted((changed - matrices.keys()) | (wholes - known_names)))
+        if not unknown[-1]:
+            return page, naming, {name: matrices[name] for name in changed}, wholes
+    raise UserError(
+        f"{folder} changes {short(min(unknown, key=len))}, which its base does not have; "
+        "check the base."
+    )
+
+
+def _whole_links(folder: Path, naming: Naming, wholes: set[str]) -> Iterator[weights.Link]:
+    """The links whose weights an adapter holds whole; UserError for a part of one."""
     for link in naming.links:
         lacking = [name for name in naming.files(link) if name not in wholes]
         need(
@@ -223,10 +261,7 @@ def attach(model: Model, folder: Path) -> None:
             f"{folder} changes a part of a weight that its base keeps whole; add {short(lacking)}.",
         )
         if not lacking:
-            file_tensors = [files.load(PREFIX + name) for name in naming.files(link)]
-            shapes = [naming.shapes[name] for name in link.param_names]
-            values |= zip(link.param_names, link.load(file_tensors, shapes), strict=True)
-    _copy(model, values, folder)
+            yield link
 
 
 def _parted(matrix: AdapterMatrix, down: Tensor, up: Tensor, scale: float) -> dict[str, Change]:
@@ -277,30 +312,31 @@ def _check_page(page: ConfigReader) -> None:
                 patterns.number(name, least=-1e30, most=1e30)
 
 
-def _halves(files: tensorfiles.Files, matrix: AdapterMatrix, page: ConfigReader) -> Change:
-    """A change by its name; UserError where the files and the page do not agree."""
-    prefix = f"{files.folder}: the change of {matrix.name}"
+def _scale(headers: Headers, matrix: AdapterMatrix, naming: Naming, page: ConfigReader) -> float:
+    """The scale of a change by its name; UserError where the files, the page and the base do not
+    agree."""
+    prefix = f"{headers.folder}: the change of {matrix.name}"
     halves = [PREFIX + matrix.name + end for end in (DOWN, UP)]
     need(
-        all(half in files.entries for half in halves),
+        all(half in headers.entries for half in halves),
         f"{prefix} has only one of lora_A and lora_B; restore the other.",
     )
-    down, up = map(files.load, halves)
+    down, up = (headers.entries[half].shape for half in halves)
     outputs = sum(size for _, size in matrix.layers)
-    fits = down.ndim == up.ndim == 2 and len(down) == up.shape[1] > 0 and len(up) == outputs
+    inputs = naming.shapes[f"{matrix.layers[0][0]}.weight"][1]
     need(
-        fits,
-        f"{prefix} is {list(down.shape)} by {list(up.shape)}, not (rank, inputs) by "
-        f"({outputs}, rank); check it.",
+        len(down) == len(up) == 2 and (*up, inputs) == (outputs, down[0] or None, down[1]),
+        f"{prefix} is {list(down)} by {list(up)}, not (rank, {inputs}) by ({outputs}, rank); check "
+        "it.",
     )
     rank = _patterned(page, "rank_pattern", matrix.name, page.value("r", None))
     need(
-        rank in (None, len(down)),
-        f"{prefix} has rank {len(down)} and {PAGE} says {rank}; fix one of them.",
+        rank in (None, down[0]),
+        f"{prefix} has rank {down[0]} and {PAGE} says {rank}; fix one of them.",
     )
     alpha = _patterned(page, "alpha_pattern", matrix.name, page.value("lora_alpha", 8))
-    divisor = math.sqrt(len(down)) if page.flag("use_rslora", False) else len(down)
-    return down, up, float(alpha) / divisor
+    divisor = math.sqrt(down[0]) if page.flag("use_rslora", False) else down[0]
+    return float(alpha) / divisor
 
 
 def _patterned(page: ConfigReader, key: str, name: str, default: Any) -> Any:
@@ -326,13 +362,19 @@ def _copy(model: Model, values: Mapping[str, Tensor], folder: Path) -> None:
     params = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in values.items():
-            need(
-                name in params and params[name].shape == tensor.shape,
-                f"{folder} holds {name} of the shape {list(tensor.shape)}, which its base has "
-                "not; check the base.",
+            place = params.get(name)
+            _must_fit(
+                name, tuple(tensor.shape), None if place is None else tuple(place.shape), folder
             )
             need(
                 is_finite(tensor),
                 f"{folder}: {name} holds NaN or infinite numbers; load another checkpoint.",
             )
             params[name].copy_(tensor)
+
+
+def _must_fit(name: str, shape: Shape, place: Shape | None, folder: Path) -> None:
+    need(
+        shape == place,
+        f"{folder} holds {name} of the shape {list(shape)}, which its base has not; check the base.",
+    )

@@ -16,7 +16,7 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import families as recipes
 from ..core import files
@@ -39,6 +39,8 @@ from ..families.recipe import Recipe
 from .resolve import GGUF, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from ..core.checkpoints.tensors import Files
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
     Dtype = torch.dtype | str | None
     Device = torch.device | str | None
+
+_Result = TypeVar("_Result")
 
 FORMAT = 1  # of the glassformer layout
 SUMS, ANOTHER = "SHA256SUMS", "use another checkpoint"  # of a checkpoint of a training
@@ -186,10 +190,13 @@ class Checkpoint:
 
     def check(self) -> None:
         """UserError where the names or shapes of the weights are not the config's; loads none."""
-        from . import gguf, weights
+        from . import adapters, gguf, weights
 
         if self.gguf and self.folder is not None:
             gguf.check(self.folder)
+        elif self.folder is not None and self.base is not None:
+            self._of_base(Checkpoint.check)
+            adapters.check(self.config, self.folder)
         elif self.folder is not None and self._plain:
             weights.check_links(self.config, *self._names(), self._files(mapped=True))
 
@@ -248,9 +255,21 @@ class Checkpoint:
             page = few_bits.CodesConfig.parse(self.quantization, str(self.folder / CONFIG))
             size = kind or weights.dtype_of(page.dtype) or files.dtype
             return few_bits.load(self.config, page, files, size, device).eval()
+        model = self._of_base(
+            lambda base: base.model_as(self.config, dtype=kind, device=device).model
+        )
+        verify(self.folder, "model", "adapter")
+        adapters.attach(model, self.folder)
+        tuning.merge_and_unload(model)
+        return model.requires_grad_(True).eval()
+
+    def _of_base(self, step: Callable[[Checkpoint], _Result]) -> _Result:
+        """The result of a step with the base. UserError says that it failed, or that the base has
+        other weights."""
+        assert self.base is not None
         try:
             base = Checkpoint.open(self.base)
-            model = base.model_as(self.config, dtype=kind, device=device).model
+            result = step(base)
         except UserError as error:
             raise UserError(
                 f"{self.folder} holds only what was changed in {self.base}, and that cannot be "
@@ -261,10 +280,7 @@ class Checkpoint:
             f"{self.folder} is a change of {self.base}, whose weights are no longer those that it "
             "was made with; put those back.",
         )
-        verify(self.folder, "model", "adapter")
-        adapters.attach(model, self.folder)
-        tuning.merge_and_unload(model)
-        return model.requires_grad_(True).eval()
+        return result
 
     def model_as(
         self,

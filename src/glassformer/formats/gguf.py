@@ -3,6 +3,8 @@ be opened there."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ from ..core import config
 from ..core.checkpoints.headers import Headers, TensorEntry
 from ..core.checkpoints.tensors import Files
 from ..core.errors import need
-from ..core.files import temporary
+from ..core.files import write
 from ..core.nn import Model, build_model
 from ..core.nn.finite import is_finite
 from ..core.nn.init import allocate
@@ -213,10 +215,9 @@ def save(
         (link, *_kind_and_shape(link, [params[name] for name in link.param_names], kind))
         for link in links
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with temporary(path.parent, ".saving-") as beside:
-        writer = GGUFWriter(beside / path.name, architecture)
-        numbers = Counter[str]()
+
+    def put(beside: Path) -> None:
+        writer = GGUFWriter(beside, architecture)
         for link, stored, shape in tensors:
             size = math.prod(shape)
             numbers[stored] += size
@@ -243,14 +244,22 @@ def save(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for link, stored, _ in tensors:
-            writer.write_tensor_data(
-                _data(link, [params[name] for name in link.param_names], stored)
-            )
-        if factors is not None:
-            writer.write_tensor_data(np.asarray(factors, "<f4"))
-        writer.close()
-        (beside / path.name).replace(path)
+        try:
+            for link, stored, _ in tensors:
+                writer.write_tensor_data(
+                    _data(link, [params[name] for name in link.param_names], stored)
+                )
+            if factors is not None:
+                writer.write_tensor_data(np.asarray(factors, "<f4"))
+            writer.close()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                writer.close()
+            # numpy's, where a part alone could be written, has no number
+            raise OSError(error.errno or errno.ENOSPC, str(error)) from None
+
+    numbers = Counter[str]()
+    write(path, put)
     return Counter(stored for _, stored, _ in tensors) + Counter(F32=int(factors is not None))
 
 

@@ -74,11 +74,13 @@ def load(
     ), checkpoint.tokenizer()
 
 
-def digest(model: Model) -> str:
+def digest(model: Model, frozen: bool = False) -> str:
     """The SHA-256 of a model's config and weights, in the dtype or bits that they have here, as
-    hexadecimal text."""
-    hasher = hashlib.sha256(serial.dumps(model.config).encode())
+    hexadecimal text; ``frozen``: of the weights alone that do not train."""
+    hasher = hashlib.sha256(b"" if frozen else serial.dumps(model.config).encode())
     for name, weight in model.named_parameters():
+        if frozen and weight.requires_grad:
+            continue
         codes = weight.quantized_data if isinstance(weight, QuantizedWeight) else None
         for tensor in (weight,) if codes is None else (codes.codes, codes.scales):
             hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -191,7 +191,7 @@ def around(opens: int, closes: int, name: Callable[[int], str]) -> Spec:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json as `transformers` opens them.
+    """Write tokenizer.json and tokenizer_config.json as `transformers` opens them: both or neither.
 
     There too a text then begins with bos, if it does here, or stands between cls and sep.
     """
@@ -210,10 +210,24 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
             "special_tokens": {bos: {"id": bos, "ids": [tokenizer.bos], "tokens": [bos]}},
         }
         spec = {**spec, "post_processor": processor}
-    files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
-    files.write(folder / "tokenizer_config.json", settings(tokenizer))
+    contents = {
+        "tokenizer.json": json.dumps(spec, ensure_ascii=False),
+        "tokenizer_config.json": settings(tokenizer),
+    }
     if tokenizer.chat_template is not None:
-        files.write(folder / "chat_template.jinja", tokenizer.chat_template)
+        contents["chat_template.jinja"] = tokenizer.chat_template
+    if not folder.exists():
+        with files.write_folder(folder) as beside:
+            for name, text in contents.items():
+                (beside / name).write_text(text, encoding="utf-8")
+        return
+    with files.temporary(folder, ".saving-") as beside, files.explain_errors(folder):
+        for name, text in contents.items():
+            (beside / name).write_text(text, encoding="utf-8")
+            files.sync(beside / name)
+        for name in contents:
+            (beside / name).replace(folder / name)
+        files.sync(folder)
 
 
 def settings(tokenizer: Tokenizer, segments: bool = False) -> str:

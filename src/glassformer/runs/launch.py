@@ -25,6 +25,7 @@ from ..core.nn.experts import MoE
 from ..core.training.loop import State, Stuck, TrainStep, train
 from ..fast import device as devices
 from ..fast.training.execution import ExecutionSettings, choose_by_table, choose_execution
+from ..formats import store
 from ..scale.cost import FP32
 from ..scale.mesh import Mesh, started
 from ..scale.prefetch import read_ahead
@@ -34,7 +35,7 @@ from ..scale.shared_batches import mesh_of, shared_state
 from . import run_checkpoints
 from .callbacks import Evaluate, Hook, Log, Rank0Hooks, Routing, Sample, Save, TensorBoard
 from .history import training_log
-from .prepare import RunData, base_of, build, digest, run_data
+from .prepare import RunData, base_of, build, run_data
 from .processes import (
     check,
     in_pieces,
@@ -145,7 +146,7 @@ def _train(
         if "--data.separator" not in line or "--data.separator" not in chosen:  # said already
             note(line)
     base = base_of(settings)
-    frozen_digest = None if base is None else digest(model)
+    frozen_digest = None if base is None else f"sha256:{store.digest(model, frozen=True)}"
     if before.get("execution"):  # as decided for the run that is resumed
         execution: ExecutionSettings = serial.from_dict(ExecutionSettings, before["execution"])
     elif not mesh.alone:

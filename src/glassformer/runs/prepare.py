@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterable
@@ -90,17 +89,6 @@ def base_of(settings: Run) -> str | None:
         if isinstance(location, Path) and Path(name).expanduser().is_dir()
         else name
     )
-
-
-def digest(model: Any) -> str:
-    """A digest of the weights that do not train, made at the speed of the memory."""
-    frozen = [
-        (name, weight.detach())
-        for name, weight in model.named_parameters()
-        if not weight.requires_grad
-    ]
-    sums = [(name, int(weight.view(torch.int32).sum(dtype=torch.int64))) for name, weight in frozen]
-    return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -132,11 +132,14 @@ def restore(path: Path, state: State) -> dict[str, Any]:
         f"{path} is a checkpoint of another model: {differs}; give the same config "
         "or another folder.",
     )
+    saved_digest = saved_state.get("frozen_digest")
+    sums = saved_digest is not None and ":" not in saved_digest  # of a version before: no hash
     need(
-        saved_state.get("frozen_digest") == state.frozen_digest,
+        saved_digest == state.frozen_digest or sums,
         f"{state.base_model} has other weights than when {path} was made; restore the weights "
         "that the run started from.",
     )
+    saved_state["frozen_digest"] = state.frozen_digest
     state_file = tensorfiles.open_file(path / "state.safetensors")
     names = [name for name in state_file.entries if not name.startswith("weight:")]
     weights = {

@@ -29,7 +29,7 @@ from ..core.files import JsonObject
 from . import answers, wire
 from .figures.charts import TableFigure
 from .figures.shown import BOX, document
-from .labels import display_texts
+from .labels import display_texts, json_number
 from .seen import Seen
 
 MOST = 2_000_000  # bytes of a file of numbers
@@ -236,7 +236,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return files.json_number(value) if isinstance(value, float) else value
+    return json_number(value) if isinstance(value, float) else value
 
 
 # ------------------------------------------------------------------------------------------- files

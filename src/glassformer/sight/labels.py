@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -71,3 +72,10 @@ def text(tokenizer: Tokenizer, id: int) -> str:
         return raw.decode() or name
     except UnicodeDecodeError:
         return "".join(f"⟨{byte:02x}⟩" for byte in raw)
+
+
+def json_number(value: float) -> float | str:
+    """A number as JSON holds it; by its name (NaN, Infinity, -Infinity) where it is not finite."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

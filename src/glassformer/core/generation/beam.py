@@ -176,7 +176,7 @@ def beam(
 
 def check_beams(beams: int, best: int, length_penalty: float, max_new: int) -> None:
     """UserError for settings of ``beam`` that mean nothing, whatever the model."""
-    need(beams >= 1, f"beams is {beams}; give 1 or more.")
+    need(1 <= beams <= 1_000_000, f"beams is {beams}; give 1 to 1,000,000.")
     need(1 <= best <= beams, f"best is {best}; give 1 to the number of beams ({beams}).")
     need(
         abs(length_penalty) <= 10,  # not nan either

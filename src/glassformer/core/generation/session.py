@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import registry
+from ..errors import need
+from ..memory import available_memory, gibibytes
 from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
 from ..nn.model import inference
 from .sample import random_generator
@@ -75,10 +77,24 @@ class Session:
             logits, self.cache = self.reader(self.model, tokens, pos)
         self.pos = None if pos is None else pos[:, -1:] + 1
         if samples > 1:
+            self._must_fit(samples, logits)
             rows = [row for row in range(len(starts)) for _ in range(samples)]
             self.select(rows)
             logits = logits[rows]
         return logits
+
+    def _must_fit(self, samples: int, logits: Tensor) -> None:
+        """UserError where memory has no room for so many rows of each prompt: two copies of the
+        cache, and the logits, their log-probabilities and a choice of them."""
+        states = [value for pair in self.cache.layers for x in pair for value in vars(x).values()]
+        tensors = [x for value in states for x in (value if type(value) is tuple else (value,))]
+        cached = sum(x.nbytes for x in tensors if isinstance(x, Tensor))
+        needed, free = samples * (2 * cached + 3 * logits.nbytes), available_memory(logits.device)
+        need(
+            free is None or needed <= free,
+            f"{samples:,} continuations of each prompt take {gibibytes(needed)} and "
+            f"{gibibytes(free or 0)} are free; take fewer, or fewer prompts at once.",
+        )
 
     def decode(self, tokens: Tensor) -> Tensor:
         """The logits (B, V) after one more token per row, ``tokens`` (B,)."""

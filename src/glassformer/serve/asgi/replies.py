@@ -31,9 +31,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...core import files
 from ...core.errors import UserError, note
 from ...core.files import JsonObject
+from ...sight.labels import json_number
 from .limits import BODY_SECONDS, LARGE_BODY, MOST_BODY, MOST_HEADER_LINES, MOST_HEADERS
 
 T = TypeVar("T")
@@ -220,7 +220,7 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
-    return files.json_number(value) if isinstance(value, float) else value
+    return json_number(value) if isinstance(value, float) else value
 
 
 def json_response(

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ...core import files
 from ...core.files import JsonObject
 from .. import wording
+from ..labels import json_number
 from .operations import FAILURES, Operation, Value
 from .rules import (
     CASTS,
@@ -57,7 +57,7 @@ class Operand:
     value: float
 
     def to_dict(self) -> JsonObject:
-        return {"address": self.address, "value": files.json_number(self.value)}
+        return {"address": self.address, "value": json_number(self.value)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +166,7 @@ class Explanation:
         """JSON form; of the terms at most the ``most`` largest, with how many there are."""
         order = self.order()[:most] if most is not None else list(range(len(self.terms)))
         terms = [(at, *self.term(at)) for at in order]
-        number = files.json_number
+        number = json_number
         return {
             "address": self.address,
             "kind": self.kind,

@@ -19,7 +19,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
@@ -294,22 +294,24 @@ class Channel:
         self.reading = 0  # requests whose last event was not read
         self._events: deque[tuple[RequestHandle, Event]] = deque()
         self._condition = threading.Condition()
-        self._wake: Callable[[], None] | None = None  # an event loop that waits
+        self._ready: asyncio.Future[None] | None = None  # of a task that waits
+        self.waited = False  # the task for the event that it read last
 
     def put(self, handle: RequestHandle, event: Event) -> None:
         """Queues an event, from the engine's thread."""
         with self._condition:
             self._events.append((handle, event))
             self._condition.notify_all()
-            wake = self._wake
-            self._wake = None
-        if wake is not None:
-            wake()
+            ready = self._ready
+            self._ready = None
+        if ready is not None:
+            WAKING.futures.append(ready)
+            if not WAKING.together:
+                wake()
 
-    def _take(self, wake: Callable[[], None] | None = None) -> tuple[RequestHandle, Event] | None:
-        """The next event; None where there is none yet, and ``wake`` is called once there is."""
+    def _take(self) -> tuple[RequestHandle, Event] | None:
+        """The next event; None where there is none yet."""
         if not self._events:
-            self._wake = wake
             return None
         handle, event = self._events.popleft()
         handle.exhausted = event.usage is not None
@@ -326,19 +328,57 @@ class Channel:
 
     async def __aiter__(self) -> AsyncIterator[tuple[RequestHandle, Event]]:
         loop = asyncio.get_running_loop()
+        self.waited = False
         while self.reading:
-            ready = asyncio.Event()
-
-            def wake(ready: asyncio.Event = ready) -> None:
-                with suppress(RuntimeError):  # the loop has ended meanwhile
-                    loop.call_soon_threadsafe(ready.set)
-
             with self._condition:
-                item = self._take(wake)
+                item = self._take()
+                if item is None:
+                    ready = self._ready = loop.create_future()
             if item is None:
-                await ready.wait()
+                await ready
+                self.waited = True
             else:
                 yield item
+                self.waited = False
+
+
+class Waking(threading.local):
+    """Futures of the tasks to wake; ``together``: at the end of a step, one call for each loop."""
+
+    def __init__(self) -> None:
+        self.futures: list[asyncio.Future[None]] = []
+        self.together = False
+
+
+WAKING = Waking()
+
+
+@contextmanager
+def wake_together() -> Iterator[None]:
+    """Wakes the tasks that wait for events of this thread when the block ends."""
+    WAKING.together = True
+    try:
+        yield
+    finally:
+        WAKING.together = False
+        wake()
+
+
+def wake() -> None:
+    """Wakes the tasks of this thread's events."""
+    loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for future in WAKING.futures:
+        loops.setdefault(future.get_loop(), []).append(future)
+    WAKING.futures.clear()
+    for loop, futures in loops.items():
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(_set_ready, futures)
+
+
+def _set_ready(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
 class RequestHandle:
@@ -640,7 +680,8 @@ class SequenceChunk:
     places: Seq[int] = ()
     logits: Tensor = NO_LOGITS
     is_finite: bool = True  # all logits of the pass were
-    adjusted: Tensor = NO_LOGITS  # (V,), of the next token as the request changes them
+    row: Tensor = NO_LOGITS  # (V,), of the next token
+    adjusted: Tensor = NO_LOGITS  # the same as the request changes them
     next_token: tuple[int, float, Likely] = (0, 0.0, ())
     accepted: int = 0  # guesses that were right
     guess_accepted: bool = True  # the last of them was
@@ -658,7 +699,7 @@ class SequenceChunk:
     @property
     def next_logits(self) -> Tensor:
         """Logits (V,) of the next token, after the accepted guesses."""
-        return self.logits[len(self.logits) - 1 - self.drafted + self.accepted]
+        return self.logits[self.logits.shape[0] - 1 - self.drafted + self.accepted]
 
 
 def sample_with_logprobs(
@@ -685,7 +726,7 @@ def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None) -> Tenso
         groups.setdefault(row.request.sampling, []).append(place)
     for sampling, places in groups.items():
         group = [rows[place] for place in places]
-        index = torch.tensor(places, device=logits.device)
+        index = slice(None) if len(groups) == 1 else torch.tensor(places, device=logits.device)
         uniform = mask = None
         if not sampling.greedy:
             random_numbers = [row.uniform(len(row.tokens)) for row in group]

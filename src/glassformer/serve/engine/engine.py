@@ -413,7 +413,8 @@ class Worker:
 
     def step(self) -> None:
         """Encodes whole texts, then computes a chunk of every planned sequence."""
-        self._encode()
+        if self.encode_queue:
+            self._encode()
         chunks = self._map_isolated(self._plan(), self._select_logits)
         if not chunks:
             return

@@ -726,13 +726,16 @@ def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None) -> Tenso
         groups.setdefault(row.request.sampling, []).append(place)
     for sampling, places in groups.items():
         group = [rows[place] for place in places]
-        index = slice(None) if len(groups) == 1 else torch.tensor(places, device=logits.device)
         uniform = mask = None
         if not sampling.greedy:
             random_numbers = [row.uniform(len(row.tokens)) for row in group]
             uniform = torch.tensor(random_numbers, device=logits.device)
-        group_logits = logits if len(places) == len(rows) else logits[index]
+        index = torch.tensor(places, device=logits.device) if len(groups) > 1 else None
+        group_logits = logits if index is None else logits[index]
         if sampling.repetition_penalty != 1:
             mask = token_mask([[*row.request.tokens, *row.counts] for row in group], group_logits)
-        tokens[index] = choose(group_logits, uniform, mask, sampling, vocab_size)
+        chosen = choose(group_logits, uniform, mask, sampling, vocab_size)
+        if index is None:
+            return chosen
+        tokens[index] = chosen
     return tokens

@@ -3,7 +3,6 @@ one sentence."""
 
 from __future__ import annotations
 
-import gc
 import importlib
 import io
 import os
@@ -12,14 +11,13 @@ import sys
 from . import __version__
 from .commands import GROUPS, VERBS
 from .core.errors import UserError, note
+from .fast.torch_import import TorchFinder
 
 # Nothing else is imported up here: `glassformer --help` answers without torch, argparse, pathlib
 # and typing.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
     from .commands.parsing import Parser
 
@@ -31,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for a user's mistake, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     if "torch" not in sys.modules:
-        sys.meta_path.insert(0, TorchFinder)
+        sys.meta_path.insert(0, TorchFinder())
     # torch reads it as it is imported: a process that is lost is our sentence, no frames of C++
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if sys.stderr is None:  # closed before we began: else the next file opened would get its number
@@ -73,34 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stopped:  # what it says is how to go on
         note(f"\nglassformer: stopped.{stopped}")
         return 130
-
-
-class TorchFinder:
-    """Finds torch, once, and imports it with the garbage collector off: the import makes a great
-    many objects that all stay, and to look through them again and again takes a third of its time.
-    """
-
-    @classmethod
-    def find_spec(cls, name: str, path: Sequence[str] | None, target: object) -> ModuleSpec | None:
-        if name != "torch":
-            return None
-        from importlib.machinery import PathFinder
-
-        sys.meta_path.remove(cls)
-        spec = PathFinder.find_spec(name, path)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_uncollected(module: ModuleType) -> None:
-                gc.disable()
-                try:
-                    execute(module)
-                finally:
-                    gc.freeze()
-                    gc.enable()
-
-            spec.loader.exec_module = execute_uncollected  # type: ignore[method-assign]
-        return spec
 
 
 def _run(words: list[str]) -> int:

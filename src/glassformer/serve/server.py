@@ -37,7 +37,7 @@ def chunk_sender(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Await
 
     async def chunk_or_send(message: ASGISendEvent) -> None:
         nonlocal is_chunked
-        body = message.get("body", b"")
+        body: Any = message.get("body", b"")
         waits = cycle.flow.write_paused or cycle.disconnected
         if is_chunked and body and message.get("more_body") and not waits:
             if cycle.conn.our_state is h11.SEND_BODY:
@@ -74,7 +74,7 @@ class TimedProtocol(H11Protocol):
         if self.cycle is not before:
             self._stop("headers_clock")
             self.cycle.keep_alive = not self.ending
-            self.cycle.send = chunk_sender(self.cycle)  # type: ignore[method-assign]
+            self.cycle.send = chunk_sender(self.cycle)  # type: ignore[assignment, method-assign]
         elif self.headers_clock is None and (self.cycle is None or self.cycle.response_complete):
             self._await_headers(HEADERS_SECONDS)
 

@@ -123,9 +123,7 @@ def without_specials(spec: Spec) -> Spec:
     names = {name: f"\0 {name}" for name in special & ids_of({"model": model}).keys()}
     if model["type"] == "BPE":
         model["merges"] = [
-            pair
-            for pair in model["merges"]
-            if pair[0] + pair[1] not in names and pair[0] not in names and pair[1] not in names
+            pair for pair in model["merges"] if names.keys().isdisjoint((*pair, pair[0] + pair[1]))
         ]
     if isinstance(vocabulary, list):
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]

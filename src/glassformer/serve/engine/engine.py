@@ -44,14 +44,13 @@ from .beam_search import BeamSearch
 from .encoder import check_encode, encode
 from .looks import prepare_looks
 from .page_memory import MemoryPlan, plan_memory
+from .results import Event, FinishReason, TokenLogprob
 from .runner import PagedRunner, logit_positions, record_scores, wants_scores
 from .scheduler import FairQueue, Scheduler
 from .sequence import (
     Channel,
     Encode,
     EngineClosed,
-    Event,
-    FinishReason,
     PromptLookup,
     QueueFull,
     Request,
@@ -59,7 +58,6 @@ from .sequence import (
     RequestTooLarge,
     Sequence,
     SequenceChunk,
-    TokenLogprob,
     check_tokens,
     first_outside,
     sample_with_logprobs,

@@ -22,7 +22,7 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ from ...core.generation.sample import (
 )
 from ...core.nn.edited import ModelEdit
 from .recording import Look, RecordedValues, concatenate
+from .results import Completion, Event, FinishReason, Result, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
@@ -52,7 +53,6 @@ LONGEST = 4
 TRIED = 8  # places that are compared
 PATIENCE = 3  # steps that a text makes without guesses after the last ones were mostly wrong
 
-FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 Guide: TypeAlias = Callable[[Seq[int]], Tensor | None]
 """(the tokens generated so far) -> booleans (V,) or fewer, true for what may follow; None: anything
 may.
@@ -212,78 +212,6 @@ class Encode:
             wrong is None,
             f"Position {wrong} is not in a text of {len(self.tokens)} tokens; give 0 or more.",
         )
-
-
-class Usage(NamedTuple):
-    """Tokens read and written; ``cached`` of the prompt were read before and not again."""
-
-    prompt: int
-    cached: int
-    generated: int
-
-
-class TokenLogprob(NamedTuple):
-    """A token of the prompt, the natural logarithm of its probability (None: the first), and the
-    likeliest there."""
-
-    token: int
-    logprob: float | None
-    top: Likely = ()
-
-
-@dataclass(frozen=True)
-class Event:
-    """One more token of one continuation, or its end.
-
-    ``index`` counts the continuations of the request, 0 to n - 1. ``text`` is what may be shown
-    now: empty while a character is incomplete or a stop string may have begun. ``logprob`` is of
-    the model's own distribution, before penalties, temperature and cuts; ``top`` are the likeliest
-    in the token's place. ``records`` are the wanted values of the tokens that were read for this
-    one: of the prompt, then each time of the token before. ``finish_reason`` is set on a
-    continuation's last event, with the ``stopped_by`` string or token; ``token`` is None where it
-    ended without one. ``usage`` is set on the last event of the request, and nothing comes after
-    it. ``error`` says why it failed.
-    """
-
-    index: int
-    token: int | None = None
-    text: str = ""
-    logprob: float | None = None
-    top: Likely = ()
-    finish_reason: FinishReason | None = None
-    stopped_by: str | int | None = None
-    usage: Usage | None = None
-    error: Exception | None = None
-    records: RecordedValues | None = None
-
-
-@dataclass
-class Completion:
-    """One whole continuation; ``tokens`` hold the eos or the stop string's that ended it, ``text``
-    leaves those out."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[float] = field(default_factory=list)
-    top: list[Likely] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stopped_by: str | int | None = None
-
-
-@dataclass
-class Result:
-    """Completions, usage and scores of a request; ``output`` is an Encode's."""
-
-    completions: list[Completion]
-    usage: Usage
-    prompt_logprobs: list[TokenLogprob] | None = None
-    output: Tensor | None = None
-
-    @property
-    def text(self) -> str:
-        """The first continuation's text."""
-        return self.completions[0].text
 
 
 class Channel:

@@ -24,5 +24,5 @@ def test_a_continuation_imports_no_more_than_it_runs():
     names = [name.removeprefix("glassformer.") for name in modules if "glassformer." in name]
     assert "core.nn" in names
     assert {name for name in names if name.partition(".")[0] not in ROOMS} <= PLACES
-    # torch was imported without the collector, which runs afterwards
+    # torch was imported without the collector, which runs afterwards (fast/torch_import.py)
     assert (enabled, frozen) == ("True", "True")

@@ -11,6 +11,7 @@ import sys
 from . import __version__
 from .commands import GROUPS, VERBS
 from .core.errors import UserError, note
+from .fast.torch_import import TorchFinder
 
 # Nothing else is imported up here: `glassformer --help` answers without torch, argparse, pathlib
 # and typing.
@@ -27,6 +28,8 @@ EPILOG = "glassformer help COMMAND shows a command's options, with examples."
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for a user's mistake, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if "torch" not in sys.modules:
+        sys.meta_path.insert(0, TorchFinder())
     # torch reads it as it is imported: a process that is lost is our sentence, no frames of C++
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if sys.stderr is None:  # closed before we began: else the next file opened would get its number

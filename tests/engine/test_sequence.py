@@ -3,6 +3,8 @@ bits. Guesses come from what stood earlier in the text."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,10 +15,15 @@ from glassformer.core.generation import generate
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.nn import Tape
 from glassformer.fast import kernels
-from glassformer.serve.engine import Engine, Request
+from glassformer.serve.engine import Engine, Event, Request
 from glassformer.serve.engine.page_memory import plan_memory
 from glassformer.serve.engine.recording import Look
-from glassformer.serve.engine.sequence import PromptLookup, RequestHandle, Sequence
+from glassformer.serve.engine.sequence import (
+    PromptLookup,
+    RequestHandle,
+    Sequence,
+    wake_together,
+)
 from glassformer.sight.edits import head_off, scale
 from mistakes import mistake
 from pages import ask
@@ -250,3 +257,36 @@ def test_a_thousand_biases_are_one_addition():
     for token, value in bias.items():
         expected[token] += value
     assert len(calls) < 20 and torch.equal(adjusted, expected)
+
+
+def test_the_tasks_of_a_step_are_woken_at_once():
+    """An event wakes its task at once; the events of a step call their loop once, at its end."""
+    calls = list[str]()
+
+    async def read(handle):
+        return [event.text async for event in handle]
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        call = loop.call_soon_threadsafe
+
+        def counting(*args):
+            calls.append("call")
+            return call(*args)
+
+        loop.call_soon_threadsafe = counting
+        handles = [RequestHandle(Request([1]), lambda handle: None) for _ in range(3)]
+        tasks = [asyncio.create_task(read(handle)) for handle in handles]
+        await asyncio.sleep(0)
+        handles[0].put(Event(0, text="alone"))
+        assert calls == ["call"]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        with wake_together():
+            for handle in handles:
+                handle.put(Event(0, text="a", finish_reason="stop", usage=handle.usage))
+            assert calls == ["call"]
+        assert calls == ["call"] * 2
+        return await asyncio.wait_for(asyncio.gather(*tasks), 10)
+
+    assert asyncio.run(main()) == [["alone", "a"], ["a"], ["a"]]

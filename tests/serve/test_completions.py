@@ -6,6 +6,7 @@ Through the paths of app: registry, generating, answers and their tokens with lo
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,6 +46,28 @@ def test_the_tokens_are_those_of_generate(server, chat_model, seed, temperature)
     assert choice["text"] == output.text and choice["finish_reason"] == "length"
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(output.logprobs[0], abs=2e-5)
     assert answer["usage"]["completion_tokens"] == 24 and answer["object"] == "text_completion"
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_every_chunk_is_the_same_but_for_its_text(server, path, options):
+    """A plain chunk is written without its object, byte for byte as with it."""
+    prompt = {"messages": [{"role": "user", "content": 'Say "\\n".'}]} if "chat" in path else ASKED
+    body = {"max_tokens": 24, "seed": 3, **prompt}
+    streamed = server.post(path, body, stream=True, **options)
+    *lines, end = [line for line in streamed.text.split("\n\n") if line]
+    assert end == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    written = [json.dumps(c, ensure_ascii=False, separators=(",", ":")) for c in chunks]
+    assert lines == [f"data: {text}" for text in written]
+    plain = [c for c in chunks if c["choices"] and c["choices"][0]["finish_reason"] is None]
+    texts = [c["choices"][0].pop("delta" if "chat" in path else "text") for c in plain]
+    assert len(plain) > 5 and all(c == plain[0] for c in plain) and any(texts)
+    whole = server.json(path, body)["choices"][0]
+    if "chat" in path:
+        assert "".join(text["content"] for text in texts) == whole["message"]["content"]
+    else:
+        assert whole["text"].startswith("".join(texts))
 
 
 def test_a_stream_says_what_the_whole_answer_says(server):

@@ -514,7 +514,8 @@ def test_whole_headers_stop_their_clock(monkeypatch):
             self.cancelled = True
 
     def received(self, data):
-        self.cycle = SimpleNamespace(keep_alive=True) if data.endswith(b"\r\n\r\n") else self.cycle
+        cycle = SimpleNamespace(keep_alive=True, send=None)
+        self.cycle = cycle if data.endswith(b"\r\n\r\n") else self.cycle
 
     monkeypatch.setattr(H11Protocol, "data_received", received)
     protocol, clock = object.__new__(TimedProtocol), Clock()

@@ -34,14 +34,15 @@ EXAMPLES = (
 def prompt_reader(device: str | None, out: str | None) -> Iterator[tuple[Reader | None, bool]]:
     """Yields the function that prefills prompts over all processes of torchrun, None for one
     process; and whether this is the first process, which alone decodes."""
-    from ..scale.mesh import processes, started
-    from ..scale.parallel import Parallel
-    from ..scale.prefill import prefill
-    from ..scale.ring import Ring
+    from ..scale.parallel import Parallel, processes
 
     if processes() == 1:
         yield None, True
         return
+    from ..scale.mesh import started
+    from ..scale.prefill import prefill
+    from ..scale.ring import Ring
+
     with started(Parallel(data=1, context=processes()), device) as mesh:
         mute(not mesh.is_first)  # a mistake is everybody's: the first one says it
         need(out is None, "--out is for one process; leave out torchrun.")

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..core.errors import UserError, mute, need
 from ..fast import device as devices
-from .parallel import AXES, ROWS, Parallel
+from .parallel import AXES, ROWS, Parallel, processes
 
 ERROR = "error"
 """Where a process that ends by a mistake leaves its sentence for the others."""
@@ -298,10 +298,6 @@ class Mesh:
 
 ALONE = Mesh(Parallel(data=1))
 """One process."""
-
-
-def processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 def restarts() -> int:

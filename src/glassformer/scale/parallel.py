@@ -8,6 +8,7 @@ tensor = 4         # each matrix in four parts
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 
 from ..core.config.serial import PositiveFloat, PositiveInt, frozen
@@ -74,3 +75,8 @@ class Parallel:
     def rows(self) -> int:
         """Number of shares in which the rows of a batch are computed."""
         return self.size(*ROWS)
+
+
+def processes() -> int:
+    """Number of processes that torchrun started, this one among them."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1

@@ -30,7 +30,7 @@ from ..core.generation.sample import Sampling
 from ..core.tokenizer import Tokenizer
 from . import grammars
 from .asgi.limits import MOST_CONTINUATIONS
-from .asgi.replies import EventStream, format_event, refuse
+from .asgi.replies import EventStream, format_event, refuse, to_json
 from .engine import Event, Request, RequestHandle, Usage
 from .inspecting import Inspection, Inspector, with_inspection
 from .schemas import CompletionRequest, GenerationRequest
@@ -246,6 +246,7 @@ class Choice:
 
     id_prefix = object_type = chunk_type = ""
     is_slow = False  # the next chunk scores a whole prompt
+    around: tuple[str, str] | None = None  # of the text, in a plain chunk's event
 
     def __init__(
         self, context: Context, body: Any, handle: RequestHandle, number: int, index: int
@@ -259,6 +260,7 @@ class Choice:
         has_text = not all(map(self.tokenizer.hides, handle.request.tokens[-16:]))
         self.buffer = TokenBuffer(self.tokenizer, has_text)
         self.inspector = None if body.inspect is None else Inspector(context.served, body, handle)
+        self.has_logprobs = body.logprobs is not None and body.logprobs is not False
 
     def push(self, event: Event) -> tuple[str, list[ScoredToken], Finish | None]:
         """Returns the new text, the tokens that it completes, and the finish reason."""
@@ -266,7 +268,7 @@ class Choice:
             self.inspector.push(event)
         reason = event.finish_reason
         finish: Finish | None = reason and ("stop" if reason == "stop" else "length")
-        return event.text, self.buffer.push(event), finish
+        return event.text, self.buffer.push(event) if self.has_logprobs else [], finish
 
     def whole(self, events: Sequence[Event]) -> JsonObject:
         """The choice of a request's events."""
@@ -366,7 +368,8 @@ async def answer(
     if body.stream:
         events = _stream(context, body, head, handles, choices)
         first = await context.until_disconnect(anext(events))
-        return EventStream(events, b"data: [DONE]\n\n", first)
+        channel = handles[0].channel
+        return EventStream(events, b"data: [DONE]\n\n", first, lambda: channel.waited)
     results = await context.results(handles)
 
     pairs = zip(choices, results, strict=True)
@@ -389,9 +392,15 @@ async def _stream(
     """Yields the answer as chunks of one choice each."""
     usages = list[Usage | None]()
     with_usage = body.stream_options is not None and body.stream_options.include_usage
+    usage = {"usage": None} if with_usage else {}
     async with aclosing(context.events(handles)) as events:
         async for number, event in events:
             choice = choices[number][event.index]
+            if choice.around is not None and event.finish_reason is None:
+                if event.text:
+                    before, after = choice.around
+                    yield f"{before}{to_json(event.text)}{after}".encode("utf-8", "replace")
+                continue
             usages.append(event.usage)
             new = choice.push(event)
             if choice.is_slow:
@@ -402,7 +411,10 @@ async def _stream(
                 is_role = "role" in json_choice.get("delta", ())
                 if choice.inspector and not choice.inspector.is_drained and not is_role:
                     await choice.inspect(json_choice)
-                usage = {"usage": None} if with_usage else {}
                 yield format_event({**head, "choices": [json_choice], **usage})
+            if not choice.has_logprobs and choice.inspector is None:
+                plain = format_event({**head, "choices": choice.chunks("\0", (), None), **usage})
+                before, _, after = plain.decode().rpartition(to_json("\0"))
+                choice.around = before, after
     if with_usage:
         yield format_event({**head, "choices": [], "usage": _total_usage(usages)})

@@ -287,6 +287,7 @@ class Context:
         start = time.monotonic()
         last: dict[tuple[int, int], float] = {}
         started = set[int]()
+        inter_token = metrics.inter_token.labels(id)
         tally.model = id
         tally.prompt_tokens += sum(len(handle.request.tokens) for handle in handles)
         numbers = {handle: number for number, handle in enumerate(handles)}
@@ -305,7 +306,7 @@ class Context:
                 if event.token is not None:
                     tally.generated_tokens += 1
                     if place in last:
-                        metrics.inter_token.labels(id).observe(now - last[place])
+                        inter_token.observe(now - last[place])
                     elif number not in started:
                         metrics.first_token.labels(id).observe(now - start)
                     last[place] = now

@@ -7,12 +7,14 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from ..core.errors import UserError, need, note
 from .app import Api, application
@@ -25,6 +27,29 @@ from .asgi.limits import (
 )
 from .asgi.security import LOOPBACK, is_loopback
 from .served_models import Registry
+
+
+def chunk_sender(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Awaitable[None]]:
+    """The cycle's ``send`` that writes the chunks of a stream as h11 does, without h11: a chunk
+    between the first and the last changes no state of a connection."""
+    send = cycle.send
+    is_chunked = False
+
+    async def chunk_or_send(message: ASGISendEvent) -> None:
+        nonlocal is_chunked
+        body: Any = message.get("body", b"")
+        waits = cycle.flow.write_paused or cycle.disconnected
+        if is_chunked and body and message.get("more_body") and not waits:
+            if cycle.conn.our_state is h11.SEND_BODY:
+                cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+                return
+        elif message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            has_chunks = cycle.scope["method"] != "HEAD" and cycle.scope["http_version"] == "1.1"
+            is_chunked = has_chunks and b"content-length" not in names
+        await send(message)
+
+    return chunk_or_send
 
 
 class TimedProtocol(H11Protocol):
@@ -49,6 +74,7 @@ class TimedProtocol(H11Protocol):
         if self.cycle is not before:
             self._stop("headers_clock")
             self.cycle.keep_alive = not self.ending
+            self.cycle.send = chunk_sender(self.cycle)  # type: ignore[assignment, method-assign]
         elif self.headers_clock is None and (self.cycle is None or self.cycle.response_complete):
             self._await_headers(HEADERS_SECONDS)
 

@@ -53,11 +53,19 @@ def frozen(kind: type[T]) -> type[T]:
     """
     judge = getattr(kind, "__post_init__", None)
     title = getattr(kind, "table", kind.__name__)
+    # fields with the numbers and dataclasses that they take as they are: a recipe makes many alike
+    accepted: set[tuple[str, type, float | None]] = set()
 
     def check(self: Any) -> None:
         for name, hint in _fields(kind).items():  # type: ignore[arg-type]
-            value = from_dict(hint, getattr(self, name), f"{title}.{name}")
+            raw = getattr(self, name)
+            key = name, type(raw), raw if type(raw) in (int, float, bool) else None
+            if key in accepted:
+                continue
+            value = from_dict(hint, raw, f"{title}.{name}")
             object.__setattr__(self, name, value)
+            if value is raw and (raw is key[2] or dataclasses.is_dataclass(raw)):
+                accepted.add(key)
         if judge is not None:
             judge(self)
 

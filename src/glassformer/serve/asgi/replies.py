@@ -294,17 +294,24 @@ class EventStream(Response):
     """Server-sent events after ``first``, closed by ``end``.
 
     The stream stops when the client disconnects. An exception on the way becomes an event with an
-    ``error``.
+    ``error``. ``waited`` is true where the last event was waited for, so that others were served.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], end: bytes = b"", first: bytes = b"") -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        end: bytes = b"",
+        first: bytes = b"",
+        waited: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__(None, 200, {"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self.events = events
         self.end = end
         self.first = first
+        self.waited = waited
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.ensure_future(disconnected(Request(scope, receive)))
@@ -321,9 +328,9 @@ class EventStream(Response):
             if self.first:
                 await write(self.first)
             async for event in self.events:
-                await asyncio.sleep(
-                    0
-                )  # others are served between two events that are there already
+                if not self.waited():
+                    # others are served between two events that are there already
+                    await asyncio.sleep(0)
                 await write(event)
         except (ClientDisconnected, asyncio.CancelledError):
             raise

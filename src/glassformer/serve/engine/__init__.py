@@ -3,19 +3,15 @@ get alone."""
 
 from .engine import Engine, Stats
 from .recording import RecordedValues
+from .results import Completion, Event, Result, TokenLogprob, Usage
 from .sequence import (
-    Completion,
     Encode,
     EngineClosed,
-    Event,
     Guide,
     QueueFull,
     Request,
     RequestHandle,
     RequestTooLarge,
-    Result,
-    TokenLogprob,
-    Usage,
 )
 
 __all__ = [

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ...core.generation.beam import BeamState, advance
-from .sequence import Event, Request, RequestHandle
+from .results import Event
+from .sequence import Request, RequestHandle
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer

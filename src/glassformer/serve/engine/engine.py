@@ -20,6 +20,7 @@ P places of a chunk, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -43,14 +44,13 @@ from .beam_search import BeamSearch
 from .encoder import check_encode, encode
 from .looks import prepare_looks
 from .page_memory import MemoryPlan, plan_memory
+from .results import Event, FinishReason, TokenLogprob
 from .runner import PagedRunner, logit_positions, record_scores, wants_scores
 from .scheduler import FairQueue, Scheduler
 from .sequence import (
     Channel,
     Encode,
     EngineClosed,
-    Event,
-    FinishReason,
     PromptLookup,
     QueueFull,
     Request,
@@ -58,10 +58,10 @@ from .sequence import (
     RequestTooLarge,
     Sequence,
     SequenceChunk,
-    TokenLogprob,
     check_tokens,
     first_outside,
     sample_with_logprobs,
+    wake_together,
 )
 
 if TYPE_CHECKING:
@@ -301,11 +301,12 @@ class Engine:
     def _loop(self) -> None:
         try:
             while self._arrive():
-                try:
-                    self._worker.step()
-                # of no request and no text: there is nobody whom it could spare
-                except Exception as error:
-                    self._worker.end_all(error)
+                with wake_together():
+                    try:
+                        self._worker.step()
+                    # of no request and no text: there is nobody whom it could spare
+                    except Exception as error:
+                        self._worker.end_all(error)
         finally:  # whatever ended the thread, nobody waits for it
             with self._work:
                 self._closing = True
@@ -410,7 +411,8 @@ class Worker:
 
     def step(self) -> None:
         """Encodes whole texts, then computes a chunk of every planned sequence."""
-        self._encode()
+        if self.encode_queue:
+            self._encode()
         chunks = self._map_isolated(self._plan(), self._select_logits)
         if not chunks:
             return
@@ -510,7 +512,7 @@ class Worker:
         finite = True
         if logits.numel():
             least, most = logits.aminmax()  # NaN where there is one
-            finite = bool((most - least).isfinite())
+            finite = math.isfinite((most - least).item())
         rows = torch.split(logits, [len(chunk.places) for chunk in chunks])
         for chunk, chunk_logits in zip(chunks, rows, strict=True):
             chunk.logits = chunk_logits
@@ -553,11 +555,13 @@ class Worker:
             self._finish(sequence, replace(sequence.end("length"), top=tuple(top)))
 
     def _adjust(self, chunk: SequenceChunk) -> None:
-        chunk.adjusted = chunk.sequence.adjusted(chunk.next_logits)
+        chunk.row = chunk.next_logits
+        chunk.adjusted = chunk.sequence.adjusted(chunk.row)
 
     def _sample(self, chunks: Seq[SequenceChunk]) -> None:
-        logits = torch.stack([chunk.next_logits for chunk in chunks])
-        adjusted = torch.stack([chunk.adjusted for chunk in chunks])
+        logits = adjusted = torch.stack([chunk.row for chunk in chunks])
+        if any(chunk.adjusted is not chunk.row for chunk in chunks):
+            adjusted = torch.stack([chunk.adjusted for chunk in chunks])
         sequences = [chunk.sequence for chunk in chunks]
         tokens = sample_with_logprobs(sequences, logits, adjusted, self.vocab_size)
         for chunk, token in zip(chunks, tokens, strict=True):
@@ -570,7 +574,9 @@ class Worker:
         if event.finish_reason is not None:
             self._finish(chunk.sequence, event)
             return
-        chunk.handle.put(replace(event, records=chunk.sequence.take_records()))
+        if chunk.sequence.look is not None:
+            event = replace(event, records=chunk.sequence.take_records())
+        chunk.handle.put(event)
         guess = chunk.tokens[len(chunk.tokens) - chunk.drafted + chunk.accepted :][:1]
         chunk.guess_accepted = guess == [event.token]
         chunk.accepted += chunk.guess_accepted

@@ -22,8 +22,9 @@ from ...core.nn import Cache, EncoderDecoder, Memory, Model, Output
 from ...core.nn.model import inference
 from ...fast.kernels import PAGE
 from ...fast.paged import PackedTape, PackedTexts, PagedCache
+from .results import TokenLogprob
 from .scheduler import Windows
-from .sequence import Sequence, SequenceChunk, TokenLogprob
+from .sequence import Sequence, SequenceChunk
 
 S = TypeVar("S")  # what is kept of a source
 

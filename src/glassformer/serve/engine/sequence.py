@@ -19,10 +19,10 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ from ...core.generation.sample import (
 )
 from ...core.nn.edited import ModelEdit
 from .recording import Look, RecordedValues, concatenate
+from .results import Completion, Event, FinishReason, Result, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
@@ -52,7 +53,6 @@ LONGEST = 4
 TRIED = 8  # places that are compared
 PATIENCE = 3  # steps that a text makes without guesses after the last ones were mostly wrong
 
-FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 Guide: TypeAlias = Callable[[Seq[int]], Tensor | None]
 """(the tokens generated so far) -> booleans (V,) or fewer, true for what may follow; None: anything
 may.
@@ -214,78 +214,6 @@ class Encode:
         )
 
 
-class Usage(NamedTuple):
-    """Tokens read and written; ``cached`` of the prompt were read before and not again."""
-
-    prompt: int
-    cached: int
-    generated: int
-
-
-class TokenLogprob(NamedTuple):
-    """A token of the prompt, the natural logarithm of its probability (None: the first), and the
-    likeliest there."""
-
-    token: int
-    logprob: float | None
-    top: Likely = ()
-
-
-@dataclass(frozen=True)
-class Event:
-    """One more token of one continuation, or its end.
-
-    ``index`` counts the continuations of the request, 0 to n - 1. ``text`` is what may be shown
-    now: empty while a character is incomplete or a stop string may have begun. ``logprob`` is of
-    the model's own distribution, before penalties, temperature and cuts; ``top`` are the likeliest
-    in the token's place. ``records`` are the wanted values of the tokens that were read for this
-    one: of the prompt, then each time of the token before. ``finish_reason`` is set on a
-    continuation's last event, with the ``stopped_by`` string or token; ``token`` is None where it
-    ended without one. ``usage`` is set on the last event of the request, and nothing comes after
-    it. ``error`` says why it failed.
-    """
-
-    index: int
-    token: int | None = None
-    text: str = ""
-    logprob: float | None = None
-    top: Likely = ()
-    finish_reason: FinishReason | None = None
-    stopped_by: str | int | None = None
-    usage: Usage | None = None
-    error: Exception | None = None
-    records: RecordedValues | None = None
-
-
-@dataclass
-class Completion:
-    """One whole continuation; ``tokens`` hold the eos or the stop string's that ended it, ``text``
-    leaves those out."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[float] = field(default_factory=list)
-    top: list[Likely] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stopped_by: str | int | None = None
-
-
-@dataclass
-class Result:
-    """Completions, usage and scores of a request; ``output`` is an Encode's."""
-
-    completions: list[Completion]
-    usage: Usage
-    prompt_logprobs: list[TokenLogprob] | None = None
-    output: Tensor | None = None
-
-    @property
-    def text(self) -> str:
-        """The first continuation's text."""
-        return self.completions[0].text
-
-
 class Channel:
     """Events of requests on their way from the engine's thread to the one thread (``for``) or task
     (``async for``) that reads them, each with its request's handle; it ends with the requests."""
@@ -294,22 +222,24 @@ class Channel:
         self.reading = 0  # requests whose last event was not read
         self._events: deque[tuple[RequestHandle, Event]] = deque()
         self._condition = threading.Condition()
-        self._wake: Callable[[], None] | None = None  # an event loop that waits
+        self._ready: asyncio.Future[None] | None = None  # of a task that waits
+        self.waited = False  # the task for the event that it read last
 
     def put(self, handle: RequestHandle, event: Event) -> None:
         """Queues an event, from the engine's thread."""
         with self._condition:
             self._events.append((handle, event))
             self._condition.notify_all()
-            wake = self._wake
-            self._wake = None
-        if wake is not None:
-            wake()
+            ready = self._ready
+            self._ready = None
+        if ready is not None:
+            WAKING.futures.append(ready)
+            if not WAKING.together:
+                wake()
 
-    def _take(self, wake: Callable[[], None] | None = None) -> tuple[RequestHandle, Event] | None:
-        """The next event; None where there is none yet, and ``wake`` is called once there is."""
+    def _take(self) -> tuple[RequestHandle, Event] | None:
+        """The next event; None where there is none yet."""
         if not self._events:
-            self._wake = wake
             return None
         handle, event = self._events.popleft()
         handle.exhausted = event.usage is not None
@@ -326,19 +256,57 @@ class Channel:
 
     async def __aiter__(self) -> AsyncIterator[tuple[RequestHandle, Event]]:
         loop = asyncio.get_running_loop()
+        self.waited = False
         while self.reading:
-            ready = asyncio.Event()
-
-            def wake(ready: asyncio.Event = ready) -> None:
-                with suppress(RuntimeError):  # the loop has ended meanwhile
-                    loop.call_soon_threadsafe(ready.set)
-
             with self._condition:
-                item = self._take(wake)
+                item = self._take()
+                if item is None:
+                    ready = self._ready = loop.create_future()
             if item is None:
-                await ready.wait()
+                await ready
+                self.waited = True
             else:
                 yield item
+                self.waited = False
+
+
+class Waking(threading.local):
+    """Futures of the tasks to wake; ``together``: at the end of a step, one call for each loop."""
+
+    def __init__(self) -> None:
+        self.futures: list[asyncio.Future[None]] = []
+        self.together = False
+
+
+WAKING = Waking()
+
+
+@contextmanager
+def wake_together() -> Iterator[None]:
+    """Wakes the tasks that wait for events of this thread when the block ends."""
+    WAKING.together = True
+    try:
+        yield
+    finally:
+        WAKING.together = False
+        wake()
+
+
+def wake() -> None:
+    """Wakes the tasks of this thread's events."""
+    loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for future in WAKING.futures:
+        loops.setdefault(future.get_loop(), []).append(future)
+    WAKING.futures.clear()
+    for loop, futures in loops.items():
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(_set_ready, futures)
+
+
+def _set_ready(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
 class RequestHandle:
@@ -640,7 +608,8 @@ class SequenceChunk:
     places: Seq[int] = ()
     logits: Tensor = NO_LOGITS
     is_finite: bool = True  # all logits of the pass were
-    adjusted: Tensor = NO_LOGITS  # (V,), of the next token as the request changes them
+    row: Tensor = NO_LOGITS  # (V,), of the next token
+    adjusted: Tensor = NO_LOGITS  # the same as the request changes them
     next_token: tuple[int, float, Likely] = (0, 0.0, ())
     accepted: int = 0  # guesses that were right
     guess_accepted: bool = True  # the last of them was
@@ -658,7 +627,7 @@ class SequenceChunk:
     @property
     def next_logits(self) -> Tensor:
         """Logits (V,) of the next token, after the accepted guesses."""
-        return self.logits[len(self.logits) - 1 - self.drafted + self.accepted]
+        return self.logits[self.logits.shape[0] - 1 - self.drafted + self.accepted]
 
 
 def sample_with_logprobs(
@@ -685,13 +654,16 @@ def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None) -> Tenso
         groups.setdefault(row.request.sampling, []).append(place)
     for sampling, places in groups.items():
         group = [rows[place] for place in places]
-        index = torch.tensor(places, device=logits.device)
         uniform = mask = None
         if not sampling.greedy:
             random_numbers = [row.uniform(len(row.tokens)) for row in group]
             uniform = torch.tensor(random_numbers, device=logits.device)
-        group_logits = logits if len(places) == len(rows) else logits[index]
+        index = torch.tensor(places, device=logits.device) if len(groups) > 1 else None
+        group_logits = logits if index is None else logits[index]
         if sampling.repetition_penalty != 1:
             mask = token_mask([[*row.request.tokens, *row.counts] for row in group], group_logits)
-        tokens[index] = choose(group_logits, uniform, mask, sampling, vocab_size)
+        chosen = choose(group_logits, uniform, mask, sampling, vocab_size)
+        if index is None:
+            return chosen
+        tokens[index] = chosen
     return tokens

@@ -19,7 +19,6 @@ from fnmatch import fnmatchcase
 from typing import Any, NotRequired, TypeVar
 
 import torch
-from anyio import to_thread
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -97,25 +96,25 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
         refuse(pair, message, "source")
     else:
         refuse(not pair, "Only an encoder-decoder has a source; leave it out.", "source")
-        source = await _encode_pair(served, single_text(body.source, "source"), False, "source")
+        source = await _encode_pair(context, single_text(body.source, "source"), False, "source")
     if pair:
-        ids = await _encode_pair(served, text, True, "prompt")
+        ids = await _encode_pair(context, text, True, "prompt")
     else:
-        (ids,) = await served.encode_prompts([text])
+        (ids,) = await context.encode_prompts([text])
     if not isinstance(served.config, config.Decoder):
         context.tally.model = served.id
         context.tally.prompt_tokens = len(ids)
-        return await context.run_exclusively(run_inspection, served, ids, body, source)
+        return await context.run_heavy(run_inspection, served, ids, body, source)
     body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
     request = Request(ids, max_new=0, client=context.client)
     handles = await context.submit(
-        [await to_thread.run_sync(with_inspection, served, body, request)]
+        await context.run_heavy(with_inspection, served, body, [request])
     )
     (events,) = await context.results(handles)
     inspector = Inspector(served, body, handles[0])
     for event in events:
         inspector.push(event)
-    return await context.run_exclusively(inspector.drain)
+    return await context.run_heavy(inspector.drain)
 
 
 def single_text(texts: Sequence[str | list[int]], param: str) -> str | list[int]:
@@ -126,13 +125,14 @@ def single_text(texts: Sequence[str | list[int]], param: str) -> str | list[int]
 
 
 async def _encode_pair(
-    served: ServedModel, text: str | list[int], is_target: bool, param: str
+    context: Context, text: str | list[int], is_target: bool, param: str
 ) -> list[int]:
     """Token ids of an encoder-decoder's source, or of its target (``is_target``) with the start
     token."""
+    served = context.served
     served.check_lengths([text], param)
     encode: Any = looking.token_ids
-    ids = await to_thread.run_sync(encode, served.model, served.tokenizer, text, is_target)
+    ids = await context.run(len(text), encode, served.model, served.tokenizer, text, is_target)
     return ids[0].tolist()  # type: ignore[no-any-return]
 
 

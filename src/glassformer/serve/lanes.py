@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 from starlette.requests import Request
@@ -81,7 +82,7 @@ class Lane:
             turn.started = True
             self.running[turn.client] += 1
             running = turn.answer.get_loop().run_in_executor(self._pool, turn.work)
-            running.add_done_callback(lambda done, turn=turn: self._finish(turn, done))
+            running.add_done_callback(partial(self._finish, turn))
 
     def _finish(self, turn: Turn, done: asyncio.Future[Any]) -> None:
         self.running[turn.client] -= 1

@@ -17,7 +17,7 @@ from .asgi.limits import MOST_FILL_LOGITS, MOST_FILL_TEXT
 from .asgi.replies import refuse
 from .encoding import ListAnswer, list_answer
 from .engine import Encode, Request
-from .inspecting import Inspection, run_inspection
+from .inspecting import Inspection, answer_size, run_inspection
 from .schemas import (
     InspectOptions,
     JsonInt,
@@ -158,10 +158,12 @@ async def translate(context: Context, body: TranslateRequest) -> Any:
         {"index": n, "best": [hypothesis.to_dict() for hypothesis in handle.hypotheses]}
         for n, handle in enumerate(handles)
     ]
+    returned = 0
     for answer, source in zip(data, sources, strict=True) if body.inspect is not None else ():
         for candidate in answer["best"]:  # the last token is found and not read
             target = [*start, *candidate["tokens"][:-1]]
             candidate["inspect"] = await context.run_heavy(
-                run_inspection, served, target, body, source
+                run_inspection, served, target, body, source, returned
             )
+            returned += answer_size(served, body, candidate["inspect"])
     return list_answer(context, data)

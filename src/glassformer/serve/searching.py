@@ -103,7 +103,7 @@ async def fill(context: Context, body: FillRequest) -> Any:
     filling = await context.run(len(body.input), Filling, *fields)
     check_filling(filling, served.config.embed.vocab)
     segments = filling.segments if served.config.embed.segments > 1 else None
-    while rows := filling.rows:
+    while rows := filling.rows[: context.batch_size]:
         requests = [Encode(row, segments, "logits", filling.blanks, context.client) for row in rows]
         outputs = await context.outputs(requests)
         await context.run_heavy(lambda rows: filling.update(torch.stack(rows)), outputs)

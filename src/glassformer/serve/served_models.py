@@ -353,11 +353,16 @@ class Context:
 
         return await self.until_disconnect(collect())
 
+    @property
+    def batch_size(self) -> int:
+        """Requests that one of the API has in the engine's queue at once."""
+        return max(1, min(BATCH_SIZE, self.served.engine.max_queue // 2))
+
     async def run_batches(self, requests: Sequence[Request | Encode]) -> list[RequestHandle]:
         """Runs requests to completion in batches that fit the queue. Raises ClientDisconnected."""
         finished = list[RequestHandle]()
         engine = self.served.engine
-        batch_size = max(1, min(BATCH_SIZE, engine.max_queue // 2))
+        batch_size = self.batch_size
         for offset in range(0, len(requests), batch_size):
             handles = submit(engine, requests[offset : offset + batch_size])
             await self.results(handles)

@@ -50,6 +50,7 @@ CancelCheck = Callable[[], None]
 
 ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 OPEN_PATHS = ("/health",)
+LATE = "late"  # in the state of a request that came while the server ends
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ERROR_TYPES = {
     401: "authentication_error",
@@ -432,7 +433,11 @@ class RequestMiddleware:
                 write_line(scope, id, status, time.monotonic() - start, tally)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raises HttpError 431 for too many headers, 401 for a client that may not come in."""
+        """Raises HttpError 503 where the server ends, 431 for too many headers, 401 for a client that
+        may not come in."""
+        if scope["state"].get(LATE):
+            later = {"retry-after": "1", "connection": "close"}
+            raise HttpError(503, "The server ends; send this later.", headers=later)
         size = sum(len(name) + len(value) for name, value in headers.raw)
         if size > MOST_HEADERS or len(headers.raw) > MOST_HEADER_LINES:
             message = (

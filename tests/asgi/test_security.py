@@ -68,6 +68,62 @@ def test_no_other_page_may_ask(page):
     assert ask(page, sec_fetch_site="same-origin") == 200
 
 
+OWN = "127.0.0.1:8642"
+FORGED = [
+    {"host": "127.0.0.1:\u00b2"},
+    {"host": "127.0.0.1:8642@evil.example"},
+    {"host": "localhost."},
+    {"host": "127.1"},
+    {"host": "0.0.0.0:8642"},
+    {"host": "[::ffff:127.0.0.1]:8642"},
+    {"host": ""},
+    {"origin": ""},
+    {"origin": f"//{OWN}"},
+    {"origin": f"ftp://{OWN}"},
+    {"origin": f"evil://{OWN}"},
+    {"origin": f"http://{OWN}/"},
+    {"origin": f"http://evil.example@{OWN}"},
+    {"origin": f"http://{OWN}, http://evil.example"},
+    {"referer": "http://evil.example/"},
+    {"referer": f"http://{OWN}.evil.example/"},
+    {"referer": f"http://{OWN}@evil.example/"},
+    {"referer": f"http://evil.example/?http://{OWN}/"},
+    {"referer": "http://127.0.0.1:9999/"},
+    {"referer": "about:blank"},
+    {"sec-fetch-site": "same-site"},
+    {"sec-fetch-site": "none"},
+    {"sec-fetch-site": "Cross-Site"},
+    {"sec-fetch-site": "x"},
+]
+
+
+def test_forged_headers_reach_no_route_that_posts(page):
+    """Each form on each route; two headers of a name that says who asks are refused, too."""
+    client = TestClient(application(page, frozenset(LOOPBACK)), f"http://{OWN}")
+    routes = [route.path for route in page.routes() if "POST" in route.methods]
+    assert len(routes) >= 9
+    plain = {"content-type": "application/json", "host": OWN}
+    forms = [[*(plain | form).items()] for form in FORGED]
+    origins = [("origin", f"http://{OWN}"), ("origin", "http://evil.example")]
+    forms += [
+        [*plain.items(), *origins],
+        [*plain.items(), ("host", "evil.example")],
+        [*plain.items(), ("content-type", "text/plain")],
+    ]
+    for path in routes:
+        for form in forms:
+            sent = [(name.encode(), value.encode("latin-1")) for name, value in form]
+            assert client.post(path, content=b"{}", headers=sent).status_code == 403, (path, form)
+    allowed = {
+        **plain,
+        "origin": f"http://{OWN}",
+        "referer": f"http://{OWN}/",
+        "sec-fetch-site": "same-origin",
+    }
+    for headers in (plain, allowed, {**plain, "referer": f"http://{OWN}/"}):
+        assert client.post("/api/runs", content=b"{}", headers=headers).status_code == 404
+
+
 def test_a_form_cannot_post(page):
     for kind in (
         "text/plain",

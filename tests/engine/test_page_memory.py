@@ -7,7 +7,8 @@ import torch
 
 import glassformer
 import tiny
-from glassformer.core.nn import Decoder
+from glassformer.core.nn import Cache, Decoder, EncoderDecoder
+from glassformer.core.nn.cache import MixerState
 from glassformer.fast.fused import FusedStack
 from glassformer.fast.kernels.shared_library import has
 from glassformer.formats import store
@@ -42,6 +43,48 @@ def test_a_state_needs_no_pages():
     assert not room.rewinds
     assert room.pool.free == 8
     assert "a state a text" in str(room)
+
+
+STATEFUL = ("gru", "lstm", "mamba2", "lfm2", "qwen3_next", "rwkv", "additive-lstm")
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_states_are_counted_against_the_memory(name):
+    """What the caches of full texts hold is at most what was counted; too little is refused."""
+    model = tiny.model(tiny.ALL[name])
+    full = plan_memory(model, 64, 8, None)
+    assert not full.rewinds and full.nbytes % 8 == 0 < full.nbytes
+    each = full.nbytes // 8
+    with mistake("The state of one text of 64 tokens needs"):
+        plan_memory(model, 64, 8, each - 1)
+    room = plan_memory(model, 64, 8, 3 * each + 1)
+    assert (room.sequences, room.pool.free, room.nbytes) == (3, 3, 3 * each)
+    assert "for a state a text" in str(room) and "; at most 3 texts" in str(room)
+    tokens, cache, extras = torch.ones(1, 64, dtype=torch.long), Cache(model.config), {}
+    with torch.inference_mode():
+        if isinstance(model, EncoderDecoder):
+            extras["memory"] = model.encode(tokens)
+        for chunk in tokens.split(32, dim=1):
+            model(chunk, cache=cache, **extras)
+    held = 0
+    for kept, cross in cache.layers:
+        tensors = kept.tensors if isinstance(kept, MixerState) else (kept.k, kept.v)
+        held += sum(tensor.nbytes for tensor in (*tensors, *(cross.kv or ())))
+    assert 0 < held <= each
+
+
+def test_an_engine_of_states_keeps_to_the_memory():
+    """More continuations than states fit are computed in turns, with the answers of a roomy one."""
+    model = tiny.model(tiny.ALL["mamba2"])
+    each = plan_memory(model, 64, 1, None).nbytes
+    requests = [glassformer.engine.Request([1, 2, 3 + n], max_new=6, seed=n) for n in range(5)]
+    answers = []
+    for memory in (None, 2 * each):
+        with glassformer.Engine(model, max_context=64, memory=memory) as engine:
+            handles = [engine.submit(request) for request in requests]
+            answers.append([handle.result().completions[0].tokens for handle in handles])
+            caches = engine._worker.runner.caches
+    assert answers[0] == answers[1] and len(caches) <= 2
 
 
 @pytest.fixture

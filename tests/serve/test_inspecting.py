@@ -388,6 +388,8 @@ def test_bad_input_is_a_sentence(server, body, message):
     [
         ({"inspect": ["decoder.blocks.0.attn.patern"]}, "decoder.blocks.0.attn.pattern"),
         ({"inspect": ["*.pattern"], "max_tokens": 240}, "numbers"),
+        ({"inspect": ["lens"], "top": 100, "positions": "new", "n": 64}, "numbers"),
+        ({"inspect": ["top_tokens"], "top": 100, "max_tokens": 40, "n": 64}, "numbers"),
         ({"inspect": ["lens"], "positions": [40]}, "Position 40"),
         ({"inspect": ["lens"], "positions": [-1]}, "Position -1"),
         ({"positions": [1]}, "inspect is missing"),
@@ -404,6 +406,12 @@ def test_bad_wishes_of_a_completion(server, body, message, path):
         )
         query = {**text, "max_tokens": 8, "stream": stream}
         assert message in refused(server.post(path, query, **body))
+
+
+def test_the_bound_holds_for_all_prompts_together(server):
+    body = {"inspect": ["decoder.blocks.0.resid"], "max_tokens": 1}
+    assert server.post(TEXT, body, prompt=[[5] * 100]).status_code == 200
+    assert "numbers" in refused(server.post(TEXT, body, prompt=[[5] * 100] * 100))
 
 
 def test_positions_end_with_what_may_be_read(server, chat_model):

@@ -239,20 +239,52 @@ def test_c20_sigterm_drains(chat_model, tmp_path):
     with started(tmp_path, f"{chat_model} --use {FAULTS}") as item:
         with (
             item.client() as client,
-            client.stream("POST", TEXT, json={**LONG, "max_tokens": 40, "stream": True}) as output,
+            client.stream("POST", TEXT, json={**LONG, "max_tokens": 200, "stream": True}) as output,
         ):
             lines = output.iter_lines()
             next(lines)
             item.process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
-            with pytest.raises(httpx.TransportError):
-                httpx.get(f"{item.url}/health", timeout=5)
+            time.sleep(0.2)
+            for _ in range(2):
+                late = item.post(TEXT, prompt="O", max_tokens=1)
+                assert "The server ends" in refused(late, 503)
+                assert late.headers["retry-after"] == "1" and late.headers["connection"] == "close"
+            assert item.get("/health").status_code == 503
             remaining = list(lines)
         assert (
             remaining[-2:] == ["data: [DONE]", ""]
-            and sum("finish_reason" in line for line in remaining) >= 30
+            and sum("finish_reason" in line for line in remaining) >= 150
         )
         assert item.process.wait(20) == 0
+
+
+def test_c20_what_runs_is_answered_whole_or_streamed(chat_model, tmp_path):
+    """Six of each at once, more than are computed side by side; then the process ends by itself, long
+    before its drain is over."""
+    body = {**LONG, "max_tokens": 20}
+    words = f"{chat_model} --use {FAULTS} --drain 60 --max-sequences 4"
+    with started(tmp_path, words) as item:
+
+        async def ask(client, stream):
+            answer = await client.post(TEXT, json={**body, "stream": stream})
+            if stream:
+                return "".join(chunk["choices"][0]["text"] for chunk in events(answer))
+            return answer.json()["choices"][0]["text"]
+
+        async def all_at_once():
+            limits = httpx.Limits(max_connections=None)
+            async with httpx.AsyncClient(base_url=item.url, timeout=60, limits=limits) as client:
+                alone = await ask(client, False)
+                going = [asyncio.create_task(ask(client, bool(n % 2))) for n in range(12)]
+                await asyncio.sleep(0.5)
+                item.process.send_signal(signal.SIGTERM)
+                return alone, await asyncio.gather(*going)
+
+        alone, answers = asyncio.run(all_at_once())
+        start = time.monotonic()
+        assert answers == [alone] * 12
+        assert item.process.wait(20) == 0 and time.monotonic() - start < 10
+        assert "late" not in item.log.read_text()
 
 
 def test_c20_a_request_that_was_accepted_is_answered(chat_model, tmp_path):

@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import glassformer
+import served
 import tiny
 from glassformer import config as c
 from glassformer.core.nn import build_model
@@ -254,3 +255,22 @@ def test_the_translator_of_the_package_chooses_a_pronoun():
     (tired, *_), (wide, *_) = glassformer.translate(model, tokenizer, texts)
     assert tired.text == "L'animal n'a pas traversé la rue parce qu'il était trop fatigué."
     assert wide.text == "L'animal n'a pas traversé la rue parce qu'elle était trop large."
+
+
+@pytest.mark.parametrize("order", ["apart", "left", "sure"])
+def test_blanks_are_filled_alike_from_rows_at_once_or_in_batches(order):
+    """To the last bit: each row is ranked alone."""
+    tokenizer = served.tokenizer("wordpiece")
+
+    def filled(batch):
+        filling = predictions.Filling(tokenizer, "___ the ___ sat ___ .", 64, 12, order)
+        random = torch.Generator().manual_seed(1)
+        while rows := filling.rows:
+            logits = torch.randn(len(rows), 3, tokenizer.size, generator=random)
+            for part in logits.split(batch):
+                assert filling.rows[: len(part)] == rows[: len(part)]
+                rows = rows[len(part) :]
+                filling.update(part)
+        return filling.results
+
+    assert filled(1) == filled(5) == filled(100)

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Self
 
-from anyio import to_thread
 from pydantic import BaseModel, Field, TypeAdapter, model_validator
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -26,6 +25,7 @@ from .asgi.security import Guard, check_key
 from .chat import ChatAnswer, ChatRequest, Messages, chat, encode_messages
 from .completions import CompletionAnswer, complete
 from .inspecting import Inspection, InspectRequest, inspect
+from .lanes import ByteBudget, Lanes
 from .prometheus import Metrics
 from .schemas import CompletionRequest, Ids, ModelRequest
 from .served_models import Context, Registry, ServedModel, check_count, check_ids, endpoint
@@ -135,13 +135,15 @@ async def tokenize(context: Context, body: TokenizeRequest) -> TokenizeAnswer:
     """Token ids of a text, or of a conversation."""
     served = context.served
     if body.messages is not None:
-        ids = await encode_messages(served, body.messages)
+        ids = await encode_messages(context, body.messages)
     else:
         text = body.prompt or ""
         check_count([text], "prompt")
         bos = body.add_special_tokens and served.starts_with_bos
-        ids = await to_thread.run_sync(partial(served.tokenizer.encode, text, bos=bos))
-    pieces = [*map(served.tokenizer.token, ids)] if body.return_token_strs else None
+        ids = await context.run(len(text), partial(served.tokenizer.encode, text, bos=bos))
+    pieces = None
+    if body.return_token_strs:
+        pieces = await context.run(len(ids), lambda: [*map(served.tokenizer.token, ids)])
     return {
         "tokens": ids,
         "count": len(ids),
@@ -158,7 +160,7 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> DetokenizeAns
         check_ids(body.tokens, tokenizer.size, "tokens")
         return {"prompt": tokenizer.decode(body.tokens, special=True)}
 
-    return await to_thread.run_sync(decode)
+    return await context.run(len(body.tokens), decode)
 
 
 POSTS = (
@@ -201,6 +203,8 @@ class Api:
     def __init__(self, registry: Registry, version: str) -> None:
         self.registry = registry
         self.metrics = Metrics({id: served.engine for id, served in registry.entries.items()})
+        self.lanes = Lanes()
+        self.bodies = ByteBudget()
         self.release = version
         self.ending = False  # the server answers what is under way, and ``health`` says 503
         self.description = openapi(version, self.gets())
@@ -246,7 +250,7 @@ class Api:
 
     async def prometheus(self, request: Request) -> Response:
         """Counters and gauges in Prometheus's text format."""
-        text = await to_thread.run_sync(self.metrics.text)
+        text = await self.lanes.run(request, 0, self.metrics.text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, request: Request) -> JsonObject:
@@ -280,7 +284,8 @@ class Api:
         ]
 
     def _computed(self, post: Post) -> Callable[[Request], Awaitable[Response]]:
-        return endpoint(post.handler, post.body, self.registry, self.metrics)
+        parts = (self.registry, self.metrics, self.lanes, self.bodies)
+        return endpoint(post.handler, post.body, *parts)
 
 
 def read_with(

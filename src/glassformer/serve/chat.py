@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from anyio import to_thread
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
@@ -25,7 +24,7 @@ from .completions import (
 )
 from .inspecting import Inspection
 from .schemas import Count, GenerationRequest, Logprobs, Name, RequestBody, example
-from .served_models import Context, ServedModel
+from .served_models import Context
 
 
 class MessagePart(RequestBody):
@@ -156,7 +155,7 @@ async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
     """Answer a conversation."""
     served = context.served
     context.require("completions", "chat")
-    prompt = await encode_messages(served, body.messages)
+    prompt = await encode_messages(context, body.messages)
     max_new = body.max_completion_tokens or body.max_tokens
     served.check_context(prompt, 1 if max_new is None else max_new, "messages")
     top = (body.top_logprobs or 0) if body.logprobs else None
@@ -164,8 +163,9 @@ async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
     return await answer(context, body, ChatChoiceWriter, [request])
 
 
-async def encode_messages(served: ServedModel, messages: Sequence[Message]) -> list[int]:
+async def encode_messages(context: Context, messages: Sequence[Message]) -> list[int]:
     """Renders messages with the chat template and returns their token ids."""
+    served = context.served
     template = served.template
     message = (
         f'"{served.id}" has no chat template; start the server with --chat-template FILE, or '
@@ -174,8 +174,9 @@ async def encode_messages(served: ServedModel, messages: Sequence[Message]) -> l
     refuse(template is None, message, "model")
     assert template is not None
     rendered = [message.to_template() for message in messages]
-    served.check_lengths([message["content"] for message in rendered], "messages")
-    return await to_thread.run_sync(template.tokens, rendered)
+    texts = [message["content"] for message in rendered]
+    served.check_lengths(texts, "messages")
+    return await context.run(sum(map(len, texts)), template.tokens, rendered)
 
 
 class ChatChoiceWriter(Choice):
@@ -185,6 +186,10 @@ class ChatChoiceWriter(Choice):
     object_type = "chat.completion"
     chunk_type = "chat.completion.chunk"
     is_open = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.top = self.body.top_logprobs or 0
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
         if not self.body.logprobs:

@@ -20,7 +20,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal, NotRequired
 
-from anyio import to_thread
 from typing_extensions import TypedDict
 
 from ..core.errors import need
@@ -37,6 +36,7 @@ from .schemas import CompletionRequest, GenerationRequest
 from .served_models import Context, check_ids
 
 Finish = Literal["stop", "length"]
+CHARACTERS_PER_TOKEN = 16  # that are encoded in the time in which a token is written
 
 
 class CompletionLogprobs(TypedDict):
@@ -114,7 +114,7 @@ async def complete(context: Context, body: CompletionRequest) -> JsonObject | Ev
         f"may ask for {MOST_CONTINUATIONS:,}; send several requests."
     )
     refuse(count > MOST_CONTINUATIONS, message, "n")
-    prompts = await served.encode_prompts(body.prompt, body.add_special_tokens)
+    prompts = await context.encode_prompts(body.prompt, body.add_special_tokens)
     for prompt in prompts:
         served.check_context(prompt, body.max_tokens, "max_tokens")
     request = await engine_request(context, body, prompts[0], body.max_tokens, body.logprobs)
@@ -144,7 +144,7 @@ async def engine_request(
     if body.grammar is not None:
         need(not body.ignore_eos, "A grammar says where the answer ends; leave out ignore_eos.")
         compile = grammars.guide_factory
-        guide = await to_thread.run_sync(compile, tokenizer, vocab, *body.grammar)
+        guide = await context.run_heavy(compile, tokenizer, vocab, *body.grammar)
     eos = frozenset() if body.ignore_eos else tokenizer.end_ids
     if guide is not None and tokenizer.eos is not None:  # a grammar ends with it
         eos |= {tokenizer.eos}
@@ -247,6 +247,7 @@ class Choice:
     id_prefix = object_type = chunk_type = ""
     is_slow = False  # the next chunk scores a whole prompt
     around: tuple[str, str] | None = None  # of the text, in a plain chunk's event
+    top = 0  # candidates that are written beside each token
 
     def __init__(
         self, context: Context, body: Any, handle: RequestHandle, number: int, index: int
@@ -270,6 +271,11 @@ class Choice:
         finish: Finish | None = reason and ("stop" if reason == "stop" else "length")
         return event.text, self.buffer.push(event) if self.has_logprobs else [], finish
 
+    def size(self, events: int) -> int:
+        """Size of the work to write so many events, in characters that are as much work."""
+        tokens = events + len(self.handle.prompt if self.is_slow else ())
+        return CHARACTERS_PER_TOKEN * tokens * (1 + self.top)
+
     def whole(self, events: Sequence[Event]) -> JsonObject:
         """The choice of a request's events."""
         texts, tokens, finishes = zip(
@@ -292,7 +298,7 @@ class Choice:
     async def inspect(self, choice: JsonObject) -> None:
         """Adds the inspection of the tokens computed since the last call."""
         if self.inspector is not None:
-            choice["inspect"] = await self.context.run_exclusively(self.inspector.drain)
+            choice["inspect"] = await self.context.run_heavy(self.inspector.drain)
 
 
 class CompletionChoiceWriter(Choice):
@@ -307,6 +313,7 @@ class CompletionChoiceWriter(Choice):
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.offset = 0  # in characters
         self.is_prompt_due = self.body.echo
+        self.top = self.body.logprobs or 0
         self.is_slow = self.body.echo and self.body.logprobs is not None
 
     def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None) -> JsonObject:
@@ -350,10 +357,7 @@ async def answer(
     status."""
     served = context.served
     if body.inspect is not None or body.edits:
-        prompts = requests
-        requests = await to_thread.run_sync(
-            lambda: [with_inspection(served, body, request) for request in prompts]
-        )
+        requests = await context.run_heavy(with_inspection, served, body, requests)
     handles = await context.submit(requests)
     choices = [
         [writer(context, body, handle, number * body.n + index, index) for index in range(body.n)]
@@ -373,8 +377,11 @@ async def answer(
     results = await context.results(handles)
 
     pairs = zip(choices, results, strict=True)
-    json_choices = await to_thread.run_sync(
-        lambda: [choice.whole(events) for row, events in pairs for choice in row]
+    size = sum(
+        choice.size(len(events)) for (choice, *_), events in zip(choices, results, strict=True)
+    )
+    json_choices = await context.run(
+        size, lambda: [choice.whole(events) for row, events in pairs for choice in row]
     )
     for choice, json_choice in zip(chain(*choices), json_choices, strict=True):
         await choice.inspect(json_choice)
@@ -404,7 +411,7 @@ async def _stream(
             usages.append(event.usage)
             new = choice.push(event)
             if choice.is_slow:
-                json_choices = await to_thread.run_sync(choice.chunks, *new)
+                json_choices = await context.run(choice.size(1), choice.chunks, *new)
             else:
                 json_choices = choice.chunks(*new)
             for json_choice in json_choices:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 import torch
-from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -269,8 +268,10 @@ async def tag(context: Context, body: TagRequest) -> Any:
     sentences = [sentence.split() if isinstance(sentence, str) else sentence for sentence in inputs]
     is_empty = not all(words and all(words) for words in sentences)
     refuse(is_empty, "A sentence is empty; give words in each.", "input")
-    served.check_lengths([*map(" ".join, sentences)], "input")
-    rows, firsts = await to_thread.run_sync(worded, served.tokenizer, sentences, served.context)
+    texts = [*map(" ".join, sentences)]
+    served.check_lengths(texts, "input")
+    size = sum(map(len, texts))
+    rows, firsts = await context.run(size, worded, served.tokenizer, sentences, served.context)
     data = list[Tagged]()
     for words, token_logits, first_tokens in zip(
         sentences, await _encode(context, rows, "tags"), firsts, strict=True
@@ -317,7 +318,7 @@ async def _outputs(
     flat = [piece for text in texts for piece in (text if isinstance(text, tuple) else (text,))]
     served.check_lengths(flat, "input")
     refuse(not all(flat), "A text is empty; give some text.", "input")
-    rows = await to_thread.run_sync(_encode_texts, served, texts)
+    rows = await context.run(sum(map(len, flat)), _encode_texts, served, texts)
     longest = max(len(ids) for ids, _ in rows)
     if longest > served.context:
         message = f"A text has {longest} tokens and the model reads {served.context}; shorten it."

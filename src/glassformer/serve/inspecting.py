@@ -16,10 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, NotRequired, TypeVar
+from typing import Any, NamedTuple, NotRequired, TypeVar
 
 import torch
-from anyio import to_thread
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -97,25 +96,25 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
         refuse(pair, message, "source")
     else:
         refuse(not pair, "Only an encoder-decoder has a source; leave it out.", "source")
-        source = await _encode_pair(served, single_text(body.source, "source"), False, "source")
+        source = await _encode_pair(context, single_text(body.source, "source"), False, "source")
     if pair:
-        ids = await _encode_pair(served, text, True, "prompt")
+        ids = await _encode_pair(context, text, True, "prompt")
     else:
-        (ids,) = await served.encode_prompts([text])
+        (ids,) = await context.encode_prompts([text])
     if not isinstance(served.config, config.Decoder):
         context.tally.model = served.id
         context.tally.prompt_tokens = len(ids)
-        return await context.run_exclusively(run_inspection, served, ids, body, source)
+        return await context.run_heavy(run_inspection, served, ids, body, source)
     body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
     request = Request(ids, max_new=0, client=context.client)
     handles = await context.submit(
-        [await to_thread.run_sync(with_inspection, served, body, request)]
+        await context.run_heavy(with_inspection, served, body, [request])
     )
     (events,) = await context.results(handles)
     inspector = Inspector(served, body, handles[0])
     for event in events:
         inspector.push(event)
-    return await context.run_exclusively(inspector.drain)
+    return await context.run_heavy(inspector.drain)
 
 
 def single_text(texts: Sequence[str | list[int]], param: str) -> str | list[int]:
@@ -126,13 +125,14 @@ def single_text(texts: Sequence[str | list[int]], param: str) -> str | list[int]
 
 
 async def _encode_pair(
-    served: ServedModel, text: str | list[int], is_target: bool, param: str
+    context: Context, text: str | list[int], is_target: bool, param: str
 ) -> list[int]:
     """Token ids of an encoder-decoder's source, or of its target (``is_target``) with the start
     token."""
+    served = context.served
     served.check_lengths([text], param)
     encode: Any = looking.token_ids
-    ids = await to_thread.run_sync(encode, served.model, served.tokenizer, text, is_target)
+    ids = await context.run(len(text), encode, served.model, served.tokenizer, text, is_target)
     return ids[0].tolist()  # type: ignore[no-any-return]
 
 
@@ -160,14 +160,17 @@ def run_inspection(
     ids: list[int],
     body: InspectOptions,
     source: list[int] | None = None,
+    returned: int = 0,
 ) -> Inspection:
     """Runs one forward pass over ``ids`` and an optional ``source``. Raises UserError and HttpError
-    for unknown names and for too many values."""
+    for unknown names and for too many values, with those ``returned`` by the same answer before."""
     model = served.model
     tokenizer = served.tokenizer
     outputs = body.inspect or ()
     patterns = value_patterns(body)
     positions = _positions(getattr(body, "positions", None), len(ids))
+    returned += summary_size(served, body, len(ids if positions is None else positions))
+    _check_returned(returned)
     inspection = _head(served, body, "a pass of its own on the same weights", 0, ids)
     if source is not None:
         pieces = [tokenizer.for_source.token(id) for id in source]
@@ -179,7 +182,9 @@ def run_inspection(
         values = looking.look(model, tokenizer, ids, *patterns, **options)
         source_paths = [path for path in values if source is not None and is_source_value(path)]
         source_values = {path: values.pop(path) for path in source_paths}
-        inspection["values"] = _values(values, positions) | _values(source_values, None)
+        inspection["values"] = _values(values, positions, returned)
+        returned += _numbers(inspection["values"])
+        inspection["values"] |= _values(source_values, None, returned)
     if "lens" in outputs:
         choices: Any = {"positions": positions, "track": body.track, "top": body.top}
         depths = lens.logit_lens(model, tokenizer, ids, **choices, **options)
@@ -237,13 +242,26 @@ def matching(values: Mapping[str, V], patterns: Sequence[str]) -> dict[str, V]:
     }
 
 
-def _values(tensors: dict[str, Tensor], positions: list[int] | None) -> dict[str, NamedValue]:
+def _numbers(values: Mapping[str, NamedValue]) -> int:
+    return sum(math.prod(value["shape"]) for value in values.values())
+
+
+def answer_size(served: ServedModel, body: InspectOptions, inspection: Inspection) -> int:
+    """Numbers of an inspection by ``run_inspection``."""
+    positions = getattr(body, "positions", None)
+    count = len(inspection["tokens"] if positions is None else positions)
+    return _numbers(inspection.get("values", {})) + summary_size(served, body, count)
+
+
+def _values(
+    tensors: dict[str, Tensor], positions: list[int] | None, returned: int = 0
+) -> dict[str, NamedValue]:
     """Values as JSON, restricted to ``positions`` if given."""
     selected = {}
     for path, value in tensors.items():
         is_cut = positions is not None and value.ndim > 2
         selected[path] = value[0][..., positions, :] if is_cut else value[0]  # (.., T, last)
-    _check_returned(sum(tensor.numel() for tensor in selected.values()))
+    _check_returned(returned + sum(tensor.numel() for tensor in selected.values()))
     entries: JsonObject = looking.to_dict(selected)
     for entry in entries.values():
         entry["positions"] = positions
@@ -271,9 +289,26 @@ def inspected_positions(body: InspectOptions, prompt: int) -> tuple[int, list[in
     return (prompt - 1, None) if positions == "new" else (min(*positions, prompt - 1), positions)
 
 
-def with_inspection(served: ServedModel, body: InspectOptions, request: Request) -> Request:
-    """Adds the values to capture and the edits to an engine request. Raises HttpError for unknown
-    names and for too many values."""
+def with_inspection(
+    served: ServedModel, body: InspectOptions, requests: Sequence[Request]
+) -> list[Request]:
+    """Adds the values to capture and the edits to the engine requests of one body. Raises HttpError
+    for unknown names and for too many values of all of them together."""
+    looks = [_plan_look(served, body, request) for request in requests]
+    _check_returned(sum(look.returned for look in looks))
+    _check_computed(sum(look.computed for look in looks))
+    return [look.request for look in looks]
+
+
+class PlannedLook(NamedTuple):
+    """An engine request that is looked into; how many numbers it keeps, and answers."""
+
+    request: Request
+    computed: int
+    returned: int
+
+
+def _plan_look(served: ServedModel, body: InspectOptions, request: Request) -> PlannedLook:
     outputs = body.inspect or ()
     patterns = value_patterns(body)
     length = len(request.tokens)
@@ -285,13 +320,13 @@ def with_inspection(served: ServedModel, body: InspectOptions, request: Request)
     refuse(missing is not None, message, "positions")
     shapes = served.engine.shapes
     count = end - since if positions is None else len(positions)
-    _check_returned(request.n * _size(shapes, patterns, count, end))
+    returned = _size(shapes, patterns, count, end) + summary_size(served, body, count)
     for word in body.track:
         streams.word_id(served.model, served.tokenizer, word)
     if "lens" in outputs:
         streams.needs_head(served.model, "it has no lens.")
         patterns += [name for name in LENS_VALUES if matching(shapes, [name])]
-    _check_computed(request.n * _size(shapes, patterns, end - since, end))
+    computed = _size(shapes, patterns, end - since, end)
     if "top_tokens" in outputs:
         request = replace(
             request,
@@ -300,7 +335,22 @@ def with_inspection(served: ServedModel, body: InspectOptions, request: Request)
         )
     elif request.prompt_logprobs is not None:
         since = 0
-    return replace(request, want=patterns, since=since, edits=[*map(edits.parse, body.edits)])
+    edited = [*map(edits.parse, body.edits)]
+    looked = replace(request, want=patterns, since=since, edits=edited)
+    return PlannedLook(looked, request.n * computed, request.n * returned)
+
+
+def summary_size(served: ServedModel, body: InspectOptions, positions: int) -> int:
+    """Numbers of the lens and of top_tokens at so many positions: an id and a probability for each
+    token that they name; of the lens at each depth, with the entropy and the divergence."""
+    outputs = body.inspect or ()
+    size = 2 * positions * (1 + body.top) if "top_tokens" in outputs else 0
+    if "lens" in outputs:
+        if getattr(body, "positions", None) is None and not getattr(body, "stream", False):
+            positions = min(positions, lens.MOST)
+        depths = len(matching(served.engine.shapes, LENS_VALUES))
+        size += 2 * positions * depths * (1 + body.top + len(body.track))
+    return size
 
 
 class Inspector:

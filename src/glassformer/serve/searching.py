@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, NotRequired
 
 import torch
-from anyio import to_thread
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -18,7 +17,7 @@ from .asgi.limits import MOST_FILL_LOGITS, MOST_FILL_TEXT
 from .asgi.replies import refuse
 from .encoding import ListAnswer, list_answer
 from .engine import Encode, Request
-from .inspecting import Inspection, run_inspection
+from .inspecting import Inspection, answer_size, run_inspection
 from .schemas import (
     InspectOptions,
     JsonInt,
@@ -100,15 +99,14 @@ async def fill(context: Context, body: FillRequest) -> Any:
     served = context.served
     context.require("fill", "fill blanks")
     served.check_lengths([body.input], "input")
-    filling = await to_thread.run_sync(
-        Filling, served.tokenizer, body.input, served.context, body.top, body.order
-    )
+    fields = (served.tokenizer, body.input, served.context, body.top, body.order)
+    filling = await context.run(len(body.input), Filling, *fields)
     check_filling(filling, served.config.embed.vocab)
     segments = filling.segments if served.config.embed.segments > 1 else None
-    while rows := filling.rows:
+    while rows := filling.rows[: context.batch_size]:
         requests = [Encode(row, segments, "logits", filling.blanks, context.client) for row in rows]
         outputs = await context.outputs(requests)
-        await to_thread.run_sync(lambda rows: filling.update(torch.stack(rows)), outputs)
+        await context.run_heavy(lambda rows: filling.update(torch.stack(rows)), outputs)
     candidates: Any = [[candidate.to_dict() for candidate in blank] for blank in filling.results]
     return list_answer(context, candidates)
 
@@ -141,7 +139,7 @@ async def translate(context: Context, body: TranslateRequest) -> Any:
     check_beams(body.beams, body.best, body.length_penalty, body.max_new)
     cfg = served.config
     tokenizer = served.tokenizer
-    sources = await to_thread.run_sync(source_ids, cfg, tokenizer, texts)
+    sources = await context.run(sum(map(len, texts)), source_ids, cfg, tokenizer, texts)
     start = first_tokens(tokenizer, None, cfg)
     requests = [
         Request(
@@ -160,10 +158,12 @@ async def translate(context: Context, body: TranslateRequest) -> Any:
         {"index": n, "best": [hypothesis.to_dict() for hypothesis in handle.hypotheses]}
         for n, handle in enumerate(handles)
     ]
+    returned = 0
     for answer, source in zip(data, sources, strict=True) if body.inspect is not None else ():
         for candidate in answer["best"]:  # the last token is found and not read
             target = [*start, *candidate["tokens"][:-1]]
-            candidate["inspect"] = await context.run_exclusively(
-                run_inspection, served, target, body, source
+            candidate["inspect"] = await context.run_heavy(
+                run_inspection, served, target, body, source, returned
             )
+            returned += answer_size(served, body, candidate["inspect"])
     return list_answer(context, data)

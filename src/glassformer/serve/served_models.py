@@ -7,8 +7,9 @@ first.
 
 from __future__ import annotations
 
-import asyncio
+import math
 import re
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
-from anyio import CapacityLimiter, to_thread
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -41,17 +41,18 @@ from .asgi.replies import (
     json_response,
     read_body,
     refuse,
+    small_json,
     until_disconnect,
 )
 from .engine import Encode, Engine, EngineClosed, Event, Request, RequestHandle
 from .engine.sequence import first_outside
+from .lanes import ByteBudget, Lanes, client_of
 from .page.models import InMemoryEntry, Models, unique_id
 from .prometheus import Metrics
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 BATCH_SIZE = 32  # texts of one request that are encoded side by side
-ONE_THREAD = CapacityLimiter(1)
 
 
 @dataclass(frozen=True)
@@ -144,26 +145,20 @@ class ServedModel(InMemoryEntry):
             )
             raise HttpError(400, message, param, "context_length_exceeded")
 
-    async def encode_prompts(
-        self, texts: Sequence[str | list[int]], bos: bool = True
-    ) -> list[list[int]]:
+    def encode_prompts(self, texts: Sequence[str | list[int]], bos: bool = True) -> list[list[int]]:
         """Token ids of each prompt: a decoder's texts after its bos, an encoder's in their frame.
-        Raises HttpError for prompts that are empty or too long."""
-        self.check_lengths(texts, "prompt")
-        refuse(not all(texts), "The prompt is empty; give a text, or token ids.", "prompt")
+        Raises HttpError for prompts that are too long."""
 
         def encode(text: str) -> Any:
             if isinstance(self.config, config.Encoder):
                 return self.tokenizer.encode_pair(text, special=True)[0]
             return self.tokenizer.encode(text, bos=bos and self.starts_with_bos)
 
-        def encode_texts() -> list[list[int]]:
-            return [text if isinstance(text, list) else encode(text) for text in texts]
-
-        rows = await to_thread.run_sync(encode_texts)
-        for row in rows:
-            check_ids(row, self.config.embed.vocab, "prompt")
-            self.check_context(row, 0, "prompt")
+        rows = list[list[int]]()
+        for text in texts:
+            rows.append(text if isinstance(text, list) else encode(text))
+            self.check_context(rows[-1], 0, "prompt")
+            check_ids(rows[-1], self.config.embed.vocab, "prompt")
         return rows
 
 
@@ -228,7 +223,8 @@ def cancel(handles: Iterable[RequestHandle]) -> None:
 
 @dataclass(frozen=True)
 class Context:
-    """One request to the API: its connection, the model that answers, and the server's metrics.
+    """One request to the API: its connection, the model that answers, the server's metrics and
+    threads.
 
     Its engine requests are cancelled when the client disconnects.
     """
@@ -236,12 +232,12 @@ class Context:
     http: HttpRequest
     served: ServedModel
     metrics: Metrics
+    lanes: Lanes
 
     @property
     def client(self) -> str:
         """Client id for fair scheduling: the API key's number, or the IP address."""
-        address = self.http.client.host if self.http.client else ""
-        return getattr(self.http.state, "client", "") or address
+        return client_of(self.http)
 
     @property
     def tally(self) -> RequestStats:
@@ -257,25 +253,47 @@ class Context:
     async def until_disconnect(self, work: Awaitable[T]) -> T:
         return await until_disconnect(disconnected(self.http), work)
 
-    async def run_exclusively(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Runs ``work`` in a thread, one call at a time over the whole server."""
-        return await self.until_disconnect(
-            to_thread.run_sync(work, *args, limiter=ONE_THREAD, abandon_on_cancel=True)
-        )
+    async def run(self, size: float, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Runs ``work`` on so many bytes, characters or numbers in a thread, in turns between
+        clients."""
+        return await self.lanes.run(self.http, size, work, *args)
+
+    async def run_heavy(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Runs ``work`` of which no size tells how long it takes."""
+        return await self.run(math.inf, work, *args)
+
+    async def encode_prompts(
+        self, texts: Sequence[str | list[int]], bos: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each prompt. Raises HttpError for prompts that are empty or too long."""
+        self.served.check_lengths(texts, "prompt")
+        refuse(not all(texts), "The prompt is empty; give a text, or token ids.", "prompt")
+        return await self.run(sum(map(len, texts)), self.served.encode_prompts, texts, bos)
 
     async def submit(self, requests: Sequence[Request]) -> list[RequestHandle]:
         """Submits all requests or none, in a thread where it takes long: many continuations, names
         of values that are looked up, or edits that need a pass over another text."""
         engine = self.served.engine
         is_large = sum(request.size for request in requests) > BATCH_SIZE
-        if not is_large and not any(request.edits or request.want for request in requests):
+        is_looked_into = any(request.edits or request.want for request in requests)
+        if not is_large and not is_looked_into:
             return submit(engine, requests)
-        task = asyncio.ensure_future(to_thread.run_sync(submit, engine, requests))
+        tokens = sum(request.size * len(request.tokens) for request in requests)
+        handles = list[RequestHandle]()
+        left = threading.Event()
+
+        def submit_all() -> None:
+            handles.extend(submit(engine, requests))
+            if left.is_set():
+                cancel(handles)
+
         try:
-            return await self.until_disconnect(asyncio.shield(task))
+            await self.run(math.inf if is_looked_into else tokens, submit_all)
         except BaseException:
-            task.add_done_callback(lambda done: cancel(() if done.exception() else done.result()))
+            left.set()
+            cancel(handles)
             raise
+        return handles
 
     async def events(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, Event]]:
         """Yields the events of requests submitted together in order of arrival, each with the
@@ -336,11 +354,16 @@ class Context:
 
         return await self.until_disconnect(collect())
 
+    @property
+    def batch_size(self) -> int:
+        """Requests that one of the API has in the engine's queue at once."""
+        return max(1, min(BATCH_SIZE, self.served.engine.max_queue // 2))
+
     async def run_batches(self, requests: Sequence[Request | Encode]) -> list[RequestHandle]:
         """Runs requests to completion in batches that fit the queue. Raises ClientDisconnected."""
         finished = list[RequestHandle]()
         engine = self.served.engine
-        batch_size = max(1, min(BATCH_SIZE, engine.max_queue // 2))
+        batch_size = self.batch_size
         for offset in range(0, len(requests), batch_size):
             handles = submit(engine, requests[offset : offset + batch_size])
             await self.results(handles)
@@ -353,7 +376,7 @@ class Context:
         return [handle.output.float().cpu() for handle in handles if handle.output is not None]
 
 
-def parse_body(body: type[BaseModel], content: bytes) -> Any:
+def parse_body(body: type[BaseModel], content: bytes | bytearray) -> Any:
     """Raises HttpError for invalid JSON and invalid fields."""
     try:
         return body.model_validate(from_json(content))
@@ -366,20 +389,25 @@ def endpoint(
     body: type[BaseModel],
     registry: Registry,
     metrics: Metrics,
+    lanes: Lanes,
+    bodies: ByteBudget,
 ) -> Callable[[HttpRequest], Awaitable[Response]]:
     """Starlette endpoint of what is computed from a JSON body.
 
-    Bodies and answers are read and written in threads: megabytes of JSON of one client never block
-    the streams of others.
+    Bodies and large answers are read and written in threads: megabytes of JSON of one client never
+    block the streams of others. A body counts as held until it is answered, or its stream begins.
     """
 
     async def answer(request: HttpRequest) -> Response:
-        content = await read_body(request)
-        fields = await to_thread.run_sync(parse_body, body, content)
-        value = await handler(Context(request, registry[fields.model], metrics), fields)
-        if isinstance(value, Response):
-            return value
-        return json_response(await to_thread.run_sync(encode_json, value))
+        with bodies.account(client_of(request)) as hold:
+            content = await read_body(request, hold)
+            fields = await lanes.run(request, len(content), parse_body, body, content)
+            del content
+            context = Context(request, registry[fields.model], metrics, lanes)
+            value = await handler(context, fields)
+            if isinstance(value, Response):
+                return value
+            return json_response(small_json(value) or await context.run_heavy(encode_json, value))
 
     return answer
 

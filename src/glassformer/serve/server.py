@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import h11
 import uvicorn
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from ..core.errors import UserError, need, note
 from .app import Api, application
@@ -25,6 +27,7 @@ from .asgi.limits import (
     MOST_HEADERS,
     WRITE_SECONDS,
 )
+from .asgi.replies import LATE
 from .asgi.security import LOOPBACK, is_loopback
 from .served_models import Registry
 
@@ -52,6 +55,12 @@ def chunk_sender(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Await
     return chunk_or_send
 
 
+class EndingState(ServerState):
+    """uvicorn's state that all connections share; ``ending`` once the server takes no new request."""
+
+    ending = False
+
+
 class TimedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol with two timeouts that it lacks: headers and writes."""
 
@@ -61,8 +70,11 @@ class TimedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new connection may be idle as long as one between two requests: a busy client needs its
-        time from the connection to the request."""
+        time from the connection to the request. What comes while the server ends is answered 503."""
         super().connection_made(transport)
+        if isinstance(self.server_state, EndingState) and self.server_state.ending:
+            self.ending = True
+            self.app_state = {**self.app_state, LATE: True}
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
@@ -127,12 +139,24 @@ class Server(uvicorn.Server):
     def __init__(self, settings: uvicorn.Config, api: Api) -> None:
         super().__init__(settings)
         self.api = api
+        self.server_state = EndingState()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take the connections that the system has accepted, and their bytes, before the socket is
-        closed."""
+        """Take the connections that the system has accepted, and their bytes, and answer them; the
+        socket is open meanwhile, and new ones get 503."""
         for _ in range(3):
             await asyncio.sleep(0.01)
+        state = self.server_state
+        assert isinstance(state, EndingState)
+        state.ending = True
+        accepted = {*state.connections}
+        for connection in accepted:
+            connection.shutdown()
+        drain = self.config.timeout_graceful_shutdown or 0
+        end = time.monotonic() + drain
+        while accepted & state.connections and time.monotonic() < end and not self.force_exit:
+            await asyncio.sleep(0.05)
+        self.config.timeout_graceful_shutdown = max(0, int(end - time.monotonic()))
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: Any) -> None:

@@ -400,8 +400,8 @@ def fill(
 
 
 class Filling:
-    """The blanks of one text as they are filled: ``rows`` go through the model, and ``update``
-    takes its logits at ``blanks``.
+    """The blanks of one text as they are filled: ``rows`` go through the model, all at once or some
+    after others, and ``update`` takes its logits at ``blanks``.
 
     ``results`` is set once no rows remain. Each row is as long as ``segments``.
     """
@@ -430,29 +430,32 @@ class Filling:
         self._beams: list[tuple[float, list[int], tuple[int, ...]]] = [
             (0.0, ids, tuple(range(len(self.blanks))))
         ]
+        # the same with one blank less, from the first ``_updated`` of the beams
+        self._grown: dict[Any, tuple[float, list[int], tuple[int, ...]]] = {}
+        self._updated = 0
 
     @property
     def rows(self) -> list[list[int]]:
         """Rows for the next forward pass; none once every blank is filled."""
-        return [] if self.results else [ids for _, ids, _ in self._beams]
+        return [] if self.results else [ids for _, ids, _ in self._beams[self._updated :]]
 
     def update(self, logits: Tensor) -> None:
-        """Logits (B, P, V) of the rows at the P blanks.
+        """Logits (B, P, V) of the first B rows at the P blanks.
 
         Probabilities are over all rows of the model's vocabulary; a table rounded up has ids that
         nobody can write.
         """
-        logprobs = logits.float().log_softmax(-1)[..., : self.tokenizer.size]
-        count = min(self.top, logprobs.shape[-1])
         if self.order == "apart":
-            for number, row in enumerate(logprobs[0]):
+            for number, blank in enumerate(logits[0]):
+                row, count = self._logprobs(blank)
                 pairs = zip(*(x.tolist() for x in row.topk(count)), strict=True)
                 self.results.append(
                     [self._filled({number: token}, value) for value, token in pairs]
                 )
             return
-        grown = {}
-        for (total, ids, open), row in zip(self._beams, logprobs, strict=True):
+        beams = self._beams[self._updated : self._updated + len(logits)]
+        for (total, ids, open), blanks in zip(beams, logits, strict=True):
+            row, count = self._logprobs(blanks)
             number = open[0]
             if self.order == "sure":
                 number = max(open, key=lambda blank: float(row[blank].max()))
@@ -460,8 +463,13 @@ class Filling:
             for value, token in zip(*(x.tolist() for x in row[number].topk(count)), strict=True):
                 longer = [*ids]
                 longer[self.blanks[number]] = token
-                grown[tuple(longer), remaining] = (total + value, longer, remaining)
-        self._beams = sorted(grown.values(), key=lambda state: -state[0])[: self.top]
+                self._grown[tuple(longer), remaining] = (total + value, longer, remaining)
+        self._updated += len(beams)
+        if self._updated < len(self._beams):
+            return
+        self._beams = sorted(self._grown.values(), key=lambda state: -state[0])[: self.top]
+        self._grown = {}
+        self._updated = 0
         if not self._beams[0][2]:
             self.results = [
                 [
@@ -469,6 +477,12 @@ class Filling:
                     for total, ids, _ in self._beams
                 ]
             ]
+
+    def _logprobs(self, logits: Tensor) -> tuple[Tensor, int]:
+        """Log-probabilities of the tokens that can be written, and the number of the likeliest to
+        keep."""
+        logprobs = logits.float().log_softmax(-1)[..., : self.tokenizer.size]
+        return logprobs, min(self.top, logprobs.shape[-1])
 
     def _filled(self, chosen: dict[int, int], logprob: float) -> Filled:
         """The text with the tokens chosen, by the blank's number."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 MOST_BODY = 8 << 20  # bytes of a request
+MOST_BODIES = 128 << 20  # bytes of all requests that are held at once
+SMALL_WORK = 1 << 15  # bytes, characters or numbers; work on more is heavy
+SMALL_JSON = 1 << 11  # pieces of an answer's JSON that are written at once
 LARGE_BODY = 1 << 20  # bytes that the JSON scanner in C reads without letting other threads run
 MOST_HEADERS = 32 << 10
 MOST_HEADER_LINES = 128  # bytes of its headers together, and how many

@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from anyio import to_thread
@@ -34,7 +35,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...core.errors import UserError, note
 from ...core.files import JsonObject
 from ...sight.labels import json_number
-from .limits import BODY_SECONDS, LARGE_BODY, MOST_BODY, MOST_HEADER_LINES, MOST_HEADERS
+from .limits import (
+    BODY_SECONDS,
+    LARGE_BODY,
+    MOST_BODY,
+    MOST_HEADER_LINES,
+    MOST_HEADERS,
+    SMALL_JSON,
+)
 
 T = TypeVar("T")
 CancelCheck = Callable[[], None]
@@ -42,6 +50,7 @@ CancelCheck = Callable[[], None]
 
 ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 OPEN_PATHS = ("/health",)
+LATE = "late"  # in the state of a request that came while the server ends
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ERROR_TYPES = {
     401: "authentication_error",
@@ -158,9 +167,12 @@ async def handle_error(request: Request, error: Exception) -> Response:
 # -------------------------------------------------------------------------------------------- JSON
 
 
-async def read_body(request: Request) -> bytes:
-    """Body of at most MOST_BODY bytes; a Content-Length above that is rejected unread. Raises
-    HttpError for a body that is too large or does not come."""
+async def read_body(
+    request: Request, hold: Callable[[int], None] = lambda count: None
+) -> bytearray:
+    """Body of at most MOST_BODY bytes; a Content-Length above that is rejected unread, and ``hold``
+    is called with the size of each piece. Raises HttpError for a body that is too large or does not
+    come."""
     length = request.headers.get("content-length", "0")
     is_allowed = length.isdigit() and int(length) <= MOST_BODY
     data = bytearray()
@@ -174,7 +186,8 @@ async def read_body(request: Request) -> bytes:
         except ClientDisconnect:
             raise ClientDisconnected from None
         if piece is None:
-            return bytes(data)
+            return data
+        hold(len(piece))
         data += piece
     message = f"A request has {MOST_BODY >> 20} MiB at most, and this is more; shorten it."
     raise HttpError(413, message)
@@ -189,7 +202,7 @@ class PythonDecoder(json.JSONDecoder):
         self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
 
 
-def from_json(content: bytes) -> Any:
+def from_json(content: bytes | bytearray) -> Any:
     """Decodes a body. Raises HttpError."""
     try:
         return json.loads(content, cls=PythonDecoder if len(content) > LARGE_BODY else None)
@@ -204,6 +217,15 @@ def to_json(value: Any) -> str:
         return ENCODER.encode(value)
     except ValueError:
         return to_json(_finite(value))
+
+
+def small_json(value: Any) -> bytes | None:
+    """``encode_json`` of a small value; None for one that a thread should write."""
+    try:
+        pieces = [*islice(ENCODER.iterencode(value), SMALL_JSON + 1)]
+        return "".join(pieces).encode() if len(pieces) <= SMALL_JSON else None
+    except ValueError:
+        return None
 
 
 def encode_json(value: Any) -> bytes:
@@ -418,7 +440,11 @@ class RequestMiddleware:
                 write_line(scope, id, status, time.monotonic() - start, tally)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raises HttpError 431 for too many headers, 401 for a client that may not come in."""
+        """Raises HttpError 503 where the server ends, 431 for too many headers, 401 for a client that
+        may not come in."""
+        if scope["state"].get(LATE):
+            later = {"retry-after": "1", "connection": "close"}
+            raise HttpError(503, "The server ends; send this later.", headers=later)
         size = sum(len(name) + len(value) for name, value in headers.raw)
         if size > MOST_HEADERS or len(headers.raw) > MOST_HEADER_LINES:
             message = (

@@ -36,6 +36,9 @@ SECURITY_HEADERS = {
 }
 """Headers of every answer that has none of its own by that name."""
 
+SINGLE_HEADERS = ("host", "origin", "referer", "sec-fetch-site", "content-type")
+"""Headers that say who asks: of two, one check might read the first and another the second."""
+
 CHALLENGES = {
     "Basic": (
         "This server needs an API key; give it as the password, with any user name.",
@@ -73,7 +76,14 @@ def new_token() -> str:
 
 def host_name(host: str) -> str:
     name, colon, port = host.strip().lower().rpartition(":")
-    return name if colon and port.isdigit() else host.strip().lower()
+    is_port = port.isascii() and port.isdigit()
+    return name if colon and is_port else host.strip().lower()
+
+
+def is_origin_of(origin: str, host: str) -> bool:
+    """True if an Origin is a site of this Host; by https too, since a proxy may add TLS."""
+    scheme, _, authority = origin.lower().partition("://")
+    return scheme in ("http", "https") and authority == host.strip().lower()
 
 
 def matching_key(candidate: str, keys: Sequence[str]) -> int | None:
@@ -148,6 +158,9 @@ class Guard:
         headers = request.headers
         if self.passwords is not None:
             check_key(headers, self.passwords, "Basic")
+        for name in SINGLE_HEADERS:
+            if len(headers.getlist(name)) > 1:
+                raise HttpError(403, f"There are two headers {name}; send one.")
         host = headers.get("host", "")
         name = host_name(host)
         is_address_allowed = self.addresses and is_address(name)
@@ -161,12 +174,16 @@ class Guard:
                 "The link's token is missing; open the whole link that `glassformer page` printed."
             )
             raise HttpError(403, message)
-        if headers.get("sec-fetch-site", "none") == "cross-site":
+        asking = headers.get("sec-fetch-site", "same-origin").strip().lower()
+        is_read = method in ("GET", "HEAD")
+        if asking != "same-origin" and (asking == "cross-site" or not is_read):
             raise HttpError(403, "Another site asked for this; open the page itself.")
-        if method in ("GET", "HEAD"):
+        if is_read:
             return
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2].lower() != host.strip().lower():
+        if origin is None and "referer" in headers:  # its origin says as much
+            origin = "/".join(headers["referer"].split("/")[:3])
+        if origin is not None and not is_origin_of(origin, host):
             message = f'A page of "{origin[:80]}" asked for this, and only this server\'s own may.'
             raise HttpError(403, message)
         if method != "POST":

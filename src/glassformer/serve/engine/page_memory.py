@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ...core import config
 from ...core.errors import need
 from ...core.memory import available_memory, gibibytes
-from ...core.nn import Model
+from ...core.nn import Cache, EncoderDecoder, Memory, Model
+from ...core.nn.cache import KV, MixerState
+from ...core.nn.model import inference
 from ...fast import kernels
 from ...fast.batch_invariant_moe import batch_invariant_moe
 from ...fast.fused import fuse
@@ -19,6 +21,8 @@ from ...fast.prepacked import prepack
 from ...formats.first_use import check_now
 from .runner import PagedRunner, StateRunner
 from .scheduler import PagePool, Windows
+
+PROBED_TOKENS = 16  # more than any convolution of a mixer reaches back
 
 
 @dataclass
@@ -142,8 +146,11 @@ def plan_memory(
     attentions = stack.attentions if isinstance(stack, config.Stack) else []
     first = max((attention.mask.prefix_length for attention in attentions), default=0)
     if not _has_pages(model):
-        pool = PagePool(sequences)
-        return MemoryPlan(model, context, sequences, pool, 0, context + 1, 0, first, copied)
+        each = 0 if isinstance(cfg, config.Encoder) else state_bytes(model, context, first)
+        sequences = _fit_states(context, sequences, each, memory, model)
+        size, nbytes = context + 1, sequences * each
+        plan = MemoryPlan(model, context, sequences, PagePool(sequences), 0, size, nbytes)
+        return replace(plan, first=first, copied=copied, page_bytes=(each or 1, 0))
     assert isinstance(stack, config.Stack)
     crosses = [block.cross for block in stack.pattern if block.cross is not None]
     dims = [attention.width(cfg.dim) for attention in (*attentions, *crosses)]
@@ -191,6 +198,51 @@ def plan_memory(
         windows=Windows(pool, PAGE, span, window_pages) if window_bytes else None,
         page_bytes=(full_bytes, window_bytes),
     )
+
+
+def state_bytes(model: Model, context: int, first: int) -> int:
+    """Bytes that a cache of one text of ``context`` tokens takes at most, states and buffers, as two
+    passes over a few tokens leave them. What grows from one to the other grows with every token."""
+    device = next(model.parameters()).device
+    count = max(first, 1, min(PROBED_TOKENS, context // 2))
+    tokens = torch.zeros(1, count, dtype=torch.long, device=device)
+    cache = Cache(model.config)
+    sizes = list[tuple[int, int]]()
+    extras: dict[str, Memory] = {}
+    with inference(model):
+        if isinstance(model, EncoderDecoder):
+            extras["memory"] = model.encode(tokens)
+        for _ in range(2 if 2 * count <= context else 1):
+            last = torch.tensor([count - 1], device=device)
+            model(tokens, cache=cache, logits=last, **extras)
+            states = [state for state, _ in cache.layers if isinstance(state, MixerState)]
+            kept = sum(tensor.nbytes for state in states for tensor in state.tensors)
+            sizes.append((cache.length, kept))
+    (length, kept), (longer, more) = sizes[0], sizes[-1]
+    growth = (more - kept) / max(1, longer - length)
+    total = more + max(0.0, growth) * (context - longer)
+    for kv, cross in cache.layers:
+        if isinstance(kv, KV) and kv.k.ndim == 4:
+            buffers = kv.k.nbytes + kv.v.nbytes
+            # a buffer doubles when it is full
+            total += buffers if kv.slots.ring else buffers / kv.k.shape[2] * 2 * context
+        if cross.kv is not None:
+            total += sum(x.nbytes for x in cross.kv) / count * context
+    total += sum(memory.hidden.nbytes for memory in extras.values()) / count * context
+    return int(total)
+
+
+def _fit_states(context: int, sequences: int, each: int, memory: int | None, model: Model) -> int:
+    """Number of texts whose states of ``each`` bytes fit. Raises UserError where not even one does."""
+    if memory is None:
+        free = available_memory(next(model.parameters()).device)
+        memory = sequences * each if free is None else free // 2
+    need(
+        each <= memory,
+        f"The state of one text of {context:,} tokens needs {gibibytes(each)}, and "
+        f"{gibibytes(memory)} are there for it; give a smaller max_context, or more memory.",
+    )
+    return min(sequences, memory // each) if each else sequences
 
 
 def _has_pages(model: Model) -> bool:

@@ -1,0 +1,181 @@
+"""Threads and bytes that clients share: in turns, in fair parts, given back when a client goes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from glassformer.serve.asgi.replies import HttpError
+from glassformer.serve.lanes import ByteBudget, Lane
+
+from .conftest import started
+
+TEXT = "/v1/completions"
+
+
+async def _until(condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_one_client_leaves_a_thread_for_another():
+    """Twenty pieces of work of one client hold one thread of two; another's first runs at once."""
+    order = []
+    release = threading.Event()
+
+    def work(name):
+        if name != "b":
+            release.wait(20)
+        order.append(name)
+        return name
+
+    async def run():
+        lane = Lane(2)
+        tasks = [asyncio.create_task(lane.run("a", work, f"a{n}")) for n in range(20)]
+        await _until(lambda: lane.running["a"])
+        assert await asyncio.wait_for(lane.run("b", work, "b"), 20) == "b"
+        assert lane.running["a"] == 1 and len(lane.waiting) == 19
+        release.set()
+        assert await asyncio.gather(*tasks) == [f"a{n}" for n in range(20)]
+        assert not lane.running and not len(lane.waiting)
+
+    asyncio.run(run())
+    assert order == ["b", *(f"a{n}" for n in range(20))]
+
+
+def test_clients_take_turns():
+    order = []
+
+    async def run():
+        lane = Lane(1)
+        names = ["a", "a", "a", "b", "b", "c"]
+        await asyncio.gather(*(lane.run(name, order.append, name) for name in names))
+
+    asyncio.run(run())
+    assert order == ["a", "a", "b", "c", "a", "b"], "the first began before the others came"
+
+
+def test_a_client_that_leaves_holds_its_thread_until_the_work_ends():
+    """Otherwise one that comes and leaves would have as many threads as it likes; what it left in
+    the queue never starts."""
+    release, ran = threading.Event(), []
+
+    async def run():
+        lane = Lane(2)
+        first = asyncio.create_task(lane.run("a", release.wait, 20))
+        second = asyncio.create_task(lane.run("a", ran.append, 1))
+        await _until(lambda: lane.running["a"])
+        for task in (first, second):
+            task.cancel()
+        await asyncio.wait({first, second})
+        assert first.cancelled() and second.cancelled()
+        assert lane.running["a"] == 1 and not len(lane.waiting)
+        third = asyncio.create_task(lane.run("a", ran.append, 3))
+        await asyncio.sleep(0.05)
+        assert ran == []
+        release.set()
+        await third
+
+    asyncio.run(run())
+    assert ran == [3]
+
+
+def test_an_error_is_the_works_own_and_frees_its_thread():
+    async def run():
+        lane = Lane(1)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                await lane.run("a", divmod, 1, 0)
+        assert await lane.run("a", divmod, 7, 2) == (3, 1)
+
+    asyncio.run(run())
+
+
+def test_bytes_are_bounded_and_given_back():
+    """A client with less than its share is let in where others hold all."""
+    budget = ByteBudget(100)
+    with budget.account("a") as greedy:
+        greedy(90)
+        greedy(10)
+        with pytest.raises(HttpError, match="as many bytes") as refused:
+            greedy(1)
+        assert refused.value.status == 503 and refused.value.headers == {"retry-after": "1"}
+        with budget.account("b") as fair:
+            fair(50)
+            with pytest.raises(HttpError):
+                fair(1)
+        assert budget.held == {"a": 100}
+    assert not budget.held
+
+
+def test_small_requests_of_another_key_are_answered_while_one_attacks(chat_model, tmp_path):
+    """Twenty bodies of megabytes, and twenty large texts: another key's request takes seconds at
+    most on a busy machine, where it was behind all of them."""
+    import httpx
+
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    keys.chmod(0o600)
+    large = (
+        (TEXT, {"prompt": [5] * 1_500_000}),
+        ("/tokenize", {"prompt": "so shaken as we are " * 50_000}),
+    )
+    with started(tmp_path, f"{chat_model} --api-key-file {keys}") as item:
+        headers = [{"authorization": f"Bearer {key}"} for key in ("one", "two")]
+
+        async def attack(path, body):
+            limits = httpx.Limits(max_connections=None)
+            async with httpx.AsyncClient(base_url=item.url, timeout=300, limits=limits) as client:
+                small = {"prompt": "O", "max_tokens": 2}
+                await client.post(TEXT, json=small, headers=headers[1])
+                content = httpx.Request("POST", item.url, json=body).content
+                sent = {**headers[0], "content-type": "application/json"}
+                going = [
+                    asyncio.create_task(client.post(path, content=content, headers=sent))
+                    for _ in range(20)
+                ]
+                await asyncio.sleep(1)
+                start = time.monotonic()
+                answer = await client.post(TEXT, json=small, headers=headers[1])
+                took = time.monotonic() - start
+                left = sum(not task.done() for task in going)
+                for task in going:
+                    task.cancel()
+                await asyncio.wait(going)
+                return answer.status_code, took, left
+
+        for path, body in large:
+            status, took, left = asyncio.run(attack(path, body))
+            assert status == 200 and took < 5 and left > 3, (path, status, took, left)
+
+
+def test_half_sent_bodies_have_a_bound(server):
+    """Beyond it a client is asked to come again; when the clients have left, all is given back and
+    bodies are read."""
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 8388608\r\n\r\n"
+    )
+    connections = [server.connect() for _ in range(24)]
+    statuses = []
+    for item in connections:
+        item.sendall(head)
+        item.sendall(b" " * (7 << 20))
+    for item in connections:
+        item.settimeout(0.3)
+        try:
+            statuses.append(item.recv(4096).split()[1])
+        except TimeoutError:
+            statuses.append(None)
+    for item in connections:
+        item.close()
+    assert statuses.count(b"503") >= 5 and statuses.count(None) >= 15, statuses
+    end = time.monotonic() + 20
+    while server.get("/load").json()["server_load"] and time.monotonic() < end:
+        time.sleep(0.05)
+    body = {"prompt": [5] * 1_500_000}
+    assert server.post(TEXT, body).status_code == 400, "the bytes were given back"

@@ -450,7 +450,7 @@ def minilm():
     return store.load(Path(package.get_model_path()))
 
 
-def cosines(minilm, word: str, *texts: str) -> list[float]:
+def cosines(minilm, word, *texts):
     return word_in_contexts(*minilm, word, *texts).cosine
 
 

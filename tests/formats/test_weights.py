@@ -360,7 +360,7 @@ def test_a_file_that_shrinks_while_it_is_read(mapped, tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------ mapped
 
 
-def mapped(folder: Path) -> MappedFiles:
+def mapped(folder):
     return MappedFiles(read_headers(folder))
 
 

@@ -20,12 +20,6 @@ linux = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def checker():
-    with Checker() as item:
-        yield item
-
-
 def check(code, checker, folder, seconds=None):
     """The verdict on this code, and that the next learner's right answer passes."""
     path = folder / "mine.py"

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import tiny
 from glassformer import config as c
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn import Tape, build_model
 from glassformer.core.nn.layers import LayerNorm, RMSNorm
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import tuning
-from glassformer.sight import Attribution, attribute, edits, logits_by_depth, look
+from glassformer.sight import attribute, edits, logits_by_depth, look
 from tiny import inputs_of
 
 STORIES = (
@@ -60,7 +60,7 @@ POOLS = {
 }
 
 
-def model_of(name: str) -> Model:
+def model_of(name):
     """In fp64, no bias zero and no gain one."""
     model = tiny.model({**MODELS, **POOLS}[name]).double()
     draw = torch.Generator().manual_seed(0)
@@ -104,11 +104,11 @@ def test_the_parts_sum_to_the_logit(name, against):
 class Held(nn.Module):
     """A norm at the scale of its first input; a gradient does not pass through the scale."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm):
         super().__init__()
         self.norm = norm
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         right = self.norm(x)
         gain = (
             1.0
@@ -123,7 +123,7 @@ class Held(nn.Module):
         return y
 
 
-def linear_in_the_stream(model: Model) -> Model:
+def linear_in_the_stream(model):
     """A copy whose norms on the stream hold, and whose sublayers read without being asked for a
     gradient."""
     stored = copy.deepcopy(model)
@@ -193,7 +193,7 @@ def test_heads_by_hand():
     assert piece.value == pytest.approx(right.item(), abs=1e-12)
 
 
-def kinds(result: Attribution) -> dict[str, int]:
+def kinds(result):
     return {
         kind: sum(piece.kind == kind for piece in result.parts)
         for kind in sorted({p.kind for p in result.parts})
@@ -323,7 +323,7 @@ def test_one_clear_sentence():
 
 def test_a_part_of_the_users_own_is_split_too():
     class Own(RMSNorm):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return 2 * super().forward(x)
 
     model = model_of("llama")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ import tiny
 from glassformer import config as c
 from glassformer import load
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
@@ -25,7 +24,7 @@ from glassformer.sight.contexts import spans
 FIRST, SECOND = "a big cat sat", "no cat is a dog"
 
 
-def wordy(name: str) -> Model:
+def wordy(name):
     """A family with a vocabulary of bytes."""
     cfg = tiny.ALL[name]
     cfg = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, vocab=300))
@@ -36,7 +35,7 @@ def wordy(name: str) -> Model:
     return build_model(cfg, seed=1).eval()
 
 
-def unit(x: torch.Tensor) -> Any:
+def unit(x):
     rows = x.detach().double().numpy()
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import tiny
 from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.generation import beam, generate
-from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import look
 from glassformer.sight.edits import (
@@ -47,34 +46,34 @@ MODELS = {name: tiny.model(cfg) for name, cfg in tiny.ALL.items()}
 ATTENTION = "decoder.blocks.0.attn"
 
 
-def inputs_of(model: Model, rows: int = 2, length: int = 10) -> tuple[Tensor, dict[str, Tensor]]:
+def inputs_of(model, rows=2, length=10):
     """Tokens, and a source where one is read."""
     pair = isinstance(model.config, c.EncoderDecoder)
     return tiny.tokens(rows, length), {"source": tiny.tokens(rows, 8, seed=3)} if pair else {}
 
 
 def values(
-    model: Model,
-    *edits: Edit | str,
-    paths: tuple[str, ...] = (),
-    tokens: Any = None,
-    source: Tensor | None = None,
-) -> dict[str, Tensor]:
+    model,
+    *edits,
+    paths=(),
+    tokens=None,
+    source=None,
+):
     """What a pass with these edits computes, of the texts of ``inputs_of`` where none are given."""
     text, pair = inputs_of(model)
     pair = pair if source is None else {"source": source}
     return look(model, None, text if tokens is None else tokens, *paths, edits=edits, **pair)
 
 
-def side_of(model: Model) -> str:
+def side_of(model):
     return "decoder" if hasattr(model, "decoder") else "encoder"
 
 
-def seen(model: Model, path: str, *edits: Edit | str, **texts: Any) -> Tensor:
+def seen(model, path, *edits, **texts):
     return values(model, *edits, paths=(path,), **texts)[path]
 
 
-def logits(model: Model, *edits: Edit | str, **texts: Any) -> Tensor:
+def logits(model, *edits, **texts):
     return seen(model, "logits", *edits, **texts)
 
 
@@ -122,10 +121,10 @@ def test_attention_patched_by_itself_is_itself(name):
 # by hand
 
 
-def zeroed(model: Model, path: str, cut: object) -> Tensor:
+def zeroed(model, path, cut):
     tokens, source = inputs_of(model)
 
-    def zero(_: str, value: Tensor) -> Tensor:
+    def zero(_, value):
         value = value.clone()
         value[cut] = 0
         return value
@@ -433,9 +432,7 @@ EDITS: dict[str, list[Edit]] = {
 }
 
 
-def uncached(
-    model: Model, edits: list[Edit], start: list[int], source: list[int] | None, count: int
-) -> tuple[list[int], list[float]]:
+def uncached(model, edits, start, source, count):
     """Greedy tokens and their log-probabilities, everything read again for each."""
     reading = Reading(model, [list(start)], None if source is None else [list(source)], grows=True)
     hooks, logprobs = build_hooks(edits, reading), []
@@ -517,7 +514,7 @@ def test_without_edits_generation_has_no_tape(monkeypatch):
     assert calls == [None] * 3
 
 
-def byte_model(specials: tuple[str, ...] = ()) -> tuple[Model, Any]:
+def byte_model(specials=()):
     tokenizer = train_tokenizer("byte", specials=specials)
     shape = dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size))
     return tiny.model(shape), tokenizer

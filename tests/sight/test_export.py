@@ -9,7 +9,6 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,14 +35,14 @@ def trace():
     return glassformer.trace(model, tokenizer, TEXT)
 
 
-def inside(page: str) -> bytes:
+def inside(page):
     """The safetensors in a saved page."""
     results = re.search(r'id="glassformer-trace">([^<]*)<', page)
     assert results is not None
     return gzip.decompress(base64.b64decode(results[1]))
 
 
-def facts(data: bytes) -> dict[str, Any]:
+def facts(data):
     """Metadata beside the tensors."""
     size = int.from_bytes(data[:8], "little")
     return {

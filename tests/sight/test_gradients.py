@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import tiny
 from glassformer import config as c
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import saliency
 from tiny import inputs_of
 
 
-def answer(
-    model: Model, args: dict[str, Tensor], edits: dict[str, Any], of: str = "logit"
-) -> float:
+def answer(model, args, edits, of="logit"):
     with torch.no_grad():
         logits = model(*args.values(), tape=Tape(edits=edits)).logits[0, 4]
     return (logits.log_softmax(-1) if of == "logprob" else logits)[7].item()
 
 
-def grown(path: str, at: int, by: float) -> dict[str, Any]:
-    def grow(_: str, x: Tensor) -> Tensor:
+def grown(path, at, by):
+    def grow(_, x):
         x = x.clone()
         x[:, at] *= 1 + by
         return x

@@ -22,7 +22,7 @@ L = 12
 T = 2 * L + 1
 
 
-def row_on(targets: dict[int, int], sink: float = 0.0, causal: bool = True) -> torch.Tensor:
+def row_on(targets, sink=0.0, causal=True):
     """(1, T, T): each query spends ``sink`` on the first key, the rest on its target, or evenly
     where it has none."""
     pattern = torch.zeros(1, T, T, dtype=torch.double)
@@ -43,9 +43,7 @@ PREVIOUS = row_on({q: q - 1 for q in range(1, T)})
 SECOND = range(L + 1, T)
 
 
-def scores(
-    repeated: torch.Tensor, shuffled: torch.Tensor | None = None, kind: str = "causal"
-) -> dict[str, float]:
+def scores(repeated, shuffled=None, kind="causal"):
     stacked = torch.stack((repeated, NEVER if shuffled is None else shuffled))
     return {name: float(value) for name, value in measure(stacked, L, kind).scores.items()}
 
@@ -112,7 +110,7 @@ def test_a_size_of_nothing_moves_nothing():
     assert float(scores["norm"]) == pytest.approx(0.1 * (T - 2) / T)
 
 
-def made_by_hand() -> c.Decoder:
+def made_by_hand():
     """Two layers of one head: the first copies the token before, the second looks for what followed
     its own token."""
     block = c.Block(c.Attention(1, scale=1.0), None, None)

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 import tiny
 from glassformer import config as c
 from glassformer import load
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import attribute, edits, logit_lens, logits_by_depth, look, saliency
 
@@ -25,12 +24,12 @@ DATA = Path(os.environ.get("GLASSFORMER_DATA", Path(__file__).parents[3] / "shar
 STORIES = DATA / "stories260K"
 
 
-def texts(model: Model, length: int = 9) -> tuple[Tensor, Tensor | None]:
+def texts(model, length=9):
     tokens = tiny.tokens(1, length)
     return tokens, tiny.tokens(1, 7, seed=1) if isinstance(model.config, c.EncoderDecoder) else None
 
 
-def normed(norm: torch.nn.Module, cfg: c.LayerNorm | c.RMSNorm | None, x: Tensor) -> Tensor:
+def normed(norm, cfg, x):
     """A norm, written out."""
     if cfg is None:
         return x
@@ -41,7 +40,7 @@ def normed(norm: torch.nn.Module, cfg: c.LayerNorm | c.RMSNorm | None, x: Tensor
     return x if getattr(norm, "bias", None) is None else x + norm.bias
 
 
-def by_hand(model: Model, state: Tensor) -> Tensor:
+def by_hand(model, state):
     """Logits of a state (C), by the config alone."""
     body, head = getattr(model, model.config.main_body), model.config.head
     assert head is not None
@@ -58,7 +57,7 @@ def by_hand(model: Model, state: Tensor) -> Tensor:
     return head.softcap * torch.tanh(x / head.softcap) if head.softcap else x
 
 
-def body_config(model: Model) -> object:
+def body_config(model):
     return getattr(model.config, model.config.main_body)
 
 

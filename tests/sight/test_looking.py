@@ -11,7 +11,7 @@ import torch
 
 from glassformer import config as c
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import describe, look, paths, summarise, to_dict
 
@@ -19,7 +19,7 @@ VOCAB, CONTEXT = 300, 12
 BLOCK = c.Block(c.Attention(4, kv_heads=2), c.GatedMLP(32))
 
 
-def decoder(block: c.Block = BLOCK, position: c.Position | None = None) -> Model:
+def decoder(block=BLOCK, position=None):
     stack = c.Stack(2, (block,), position or c.Rotary(), last_norm=c.RMSNorm(), dropout=0.2)
     return build_model(c.Decoder(32, CONTEXT, c.Embed(VOCAB), stack, init=c.Init(std=0.2)), seed=1)
 

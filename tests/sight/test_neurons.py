@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 import tiny
 from glassformer import config as c
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import neurons, top_activations
@@ -26,7 +25,7 @@ TEXTS = [
 TOKENIZER = train_tokenizer("byte", specials=("<s>", "</s>"))
 
 
-def wordy(name: str) -> Model:
+def wordy(name):
     """A family with a vocabulary of bytes."""
     cfg = tiny.ALL[name]
     cfg = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, vocab=300))
@@ -37,7 +36,7 @@ def wordy(name: str) -> Model:
     return build_model(cfg, seed=1).eval().double()
 
 
-def rows(model: Model, length: int) -> Iterator[torch.Tensor]:
+def rows(model, length):
     bos, eos = TOKENIZER.bos, TOKENIZER.eos
     bounds = {c.Decoder: ([bos], []), c.Encoder: ([bos], [eos]), c.EncoderDecoder: ([], [eos])}[
         type(model.config)
@@ -48,9 +47,7 @@ def rows(model: Model, length: int) -> Iterator[torch.Tensor]:
             yield torch.tensor([[*bounds[0], *ids[low : low + inside], *bounds[1]]])
 
 
-def by_hand(
-    model: Model, path: str, index: int, expert: int | None
-) -> list[tuple[float, int, int]]:
+def by_hand(model, path, index, expert):
     """The best value of each row and where, one row at a time, one token at a time."""
     results = []
     for number, row in enumerate(rows(model, 16)):

@@ -36,7 +36,7 @@ BLOCKS |= {"T5": "decoder.block"}
 class Case:
     """A tiny random model, its input, and its own answer with every state and pattern."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name = name
         self.model: Any = tiny_transformers.build(name)
         self.model.set_attn_implementation("eager")
@@ -53,7 +53,7 @@ class Case:
         self.attentions += self.output[f"{side}attentions"]
         self.attentions += self.output.get("cross_attentions", ())
 
-    def head(self, state: Tensor) -> Any:
+    def head(self, state):
         """The logits that a state gives, by the model's own modules."""
         model = self.model
         if self.name == "Llama":
@@ -68,11 +68,11 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def case(request: pytest.FixtureRequest) -> Case:
+def case(request):
     return Case(request.param)
 
 
-def test_the_patterns_are_those_that_the_model_gives(case: Case) -> None:
+def test_the_patterns_are_those_that_the_model_gives(case):
     seen = look(case.model, None, case.text, "*.pattern", "logits", **case.beside)
     assert len(seen) == len(case.attentions) + 1
     assert torch.equal(seen["logits"], case.output.logits)
@@ -84,7 +84,7 @@ def test_the_patterns_are_those_that_the_model_gives(case: Case) -> None:
     assert seen.head(2).title
 
 
-def test_edits_change_what_is_seen(case: Case) -> None:
+def test_edits_change_what_is_seen(case):
     path = f"{BLOCKS[case.name]}.0"
     block = case.model.get_submodule(path)
     norm = next(x for n, x in block.named_modules() if "norm" in n.lower() or "ln_1" in n)
@@ -94,14 +94,14 @@ def test_edits_change_what_is_seen(case: Case) -> None:
         expected = case.model(**case.inputs).logits
     handle.remove()
 
-    def twice(x: Tensor) -> Tensor:
+    def twice(x):
         return 2 * x
 
     edited = look(case.model, None, case.text, "logits", edits={name: twice}, **case.beside)
     assert torch.equal(edited["logits"], expected)
 
 
-def test_the_lens_is_the_head_on_every_state(case: Case) -> None:
+def test_the_lens_is_the_head_on_every_state(case):
     lens = logit_lens(
         case.model, None, case.text, positions=[1, -1], track=[7], top=3, **case.beside
     )
@@ -123,7 +123,7 @@ def test_the_lens_is_the_head_on_every_state(case: Case) -> None:
     assert "Each depth is read through" in lens.notes[0]
 
 
-def test_saliency_is_the_gradient_by_the_embeddings(case: Case) -> None:
+def test_saliency_is_the_gradient_by_the_embeddings(case):
     result = saliency(
         case.model, None, case.text, token=7, position=4, steps=64, progress=False, **case.beside
     )
@@ -142,7 +142,7 @@ def test_saliency_is_the_gradient_by_the_embeddings(case: Case) -> None:
     assert len(result.source) == (len(case.inputs["input_ids"][0]) if case.name == "T5" else 0)
 
 
-def test_the_heads_score_what_their_patterns_score(case: Case) -> None:
+def test_the_heads_score_what_their_patterns_score(case):
     result = head_scores(case.model, draws=2, length=8, seed=3)
     draw, expected = torch.Generator().manual_seed(3), []
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_the_heads_score_what_their_patterns_score(case: Case) -> None:
     assert len(result.heads) == 4 * len(case.attentions)
 
 
-def test_the_size_of_what_a_head_moves() -> None:
+def test_the_size_of_what_a_head_moves():
     case = Case("GPT2")  # one whose matrices are laid the other way round
     result = head_scores(case.model, draws=2, length=8, seed=3)
     block = case.model.transformer.h[1].attn
@@ -183,7 +183,7 @@ def test_the_size_of_what_a_head_moves() -> None:
     )
 
 
-def test_a_patch_is_a_hook_that_puts_the_other_state_in(case: Case) -> None:
+def test_a_patch_is_a_hook_that_puts_the_other_state_in(case):
     other = case.text.clone()
     other[0, 2] = 50
     grid = patch_grid(
@@ -194,7 +194,7 @@ def test_a_patch_is_a_hook_that_puts_the_other_state_in(case: Case) -> None:
     state = case.states[1]
     key = "decoder_input_ids" if case.name == "T5" else "input_ids"
 
-    def put(module: nn.Module, args: Any, result: Any) -> Any:
+    def put(module, args, result):
         hidden = result if isinstance(result, Tensor) else result[0]
         hidden = hidden.clone()
         hidden[0, 2] = state[0, 2]
@@ -212,7 +212,7 @@ def test_a_patch_is_a_hook_that_puts_the_other_state_in(case: Case) -> None:
     assert "clean" in grid.scale and grid.text()
 
 
-def test_a_position_that_the_source_lacks_changes_nothing_in_its_encoder() -> None:
+def test_a_position_that_the_source_lacks_changes_nothing_in_its_encoder():
     texts, source = ([0, 5, 9, 12, 3], [0, 5, 9, 18, 3]), [4, 6, 20]
     model = tiny_transformers.build("T5")
     grid = patch_grid(model, None, *texts, answer=7, parts="z", source=source, progress=False)["z"]
@@ -224,7 +224,7 @@ def test_a_position_that_the_source_lacks_changes_nothing_in_its_encoder() -> No
     assert any(row[3] != 0 for row in decoder)
 
 
-def test_the_parts_add_up_to_the_logit(case: Case) -> None:
+def test_the_parts_add_up_to_the_logit(case):
     result = attribute(case.model, None, case.text, token=7, against=3, position=4, **case.beside)
     logits = case.output.logits[0, 4]
     assert result.logit == pytest.approx(float(logits[7] - logits[3]), abs=1e-6)
@@ -234,7 +234,7 @@ def test_the_parts_add_up_to_the_logit(case: Case) -> None:
     assert {part.index for part in heads} == {0, 1, 2, 3}
 
 
-def test_a_head_by_hand() -> None:
+def test_a_head_by_hand():
     """Its slice of the output matrix, scaled as the last norm scales, times the token's row."""
     case = Case("Llama")
     inside: list[Tensor] = []
@@ -256,7 +256,7 @@ def test_a_head_by_hand() -> None:
 # --------------------------------------------------------------------------------------- of a text
 
 
-def words() -> Any:
+def words():
     """A tokenizer of ``transformers`` that knows a few words."""
     import tokenizers
     import transformers
@@ -289,7 +289,7 @@ def words() -> Any:
     return kind(tokenizer_object=tokenizer, **{f"{key}_token": mark for key, mark in marks.items()})
 
 
-def test_a_text_is_read_by_its_tokenizer() -> None:
+def test_a_text_is_read_by_its_tokenizer():
     case, tokenizer = Case("Bert"), words()
     text = "she put money in the [MASK]"
     lens = logit_lens(case.model, tokenizer, text, track=["river"])
@@ -307,7 +307,7 @@ def test_a_text_is_read_by_its_tokenizer() -> None:
         attribute(case.model, tokenizer, text, token="money bank")
 
 
-def test_a_word_in_two_contexts_and_the_places_of_a_neuron() -> None:
+def test_a_word_in_two_contexts_and_the_places_of_a_neuron():
     case, tokenizer = Case("Bert"), words()
     texts = ["she put money in the bank", "they had lunch on the bank of a river"]
     result = word_in_contexts(case.model, tokenizer, "bank", *texts)
@@ -339,19 +339,19 @@ def test_a_word_in_two_contexts_and_the_places_of_a_neuron() -> None:
 class Tiny(nn.Module):
     """Token ids in, numbers out; no attention."""
 
-    def __init__(self, residual: bool) -> None:
+    def __init__(self, residual):
         super().__init__()
         self.embed, self.head = nn.Embedding(20, 16), nn.Linear(16, 20)
         self.layer, self.residual = nn.Linear(16, 16), residual
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = self.embed(ids)
         y = torch.tanh(self.layer(x))
         result: Tensor = self.head(x + y if self.residual else y)
         return result
 
 
-def test_any_module_that_reads_ids() -> None:
+def test_any_module_that_reads_ids():
     torch.manual_seed(0)
     model = Tiny(True)
     lens = logit_lens(model, None, [5, 3, 8], top=1)
@@ -368,7 +368,7 @@ def test_any_module_that_reads_ids() -> None:
     assert grid["resid"].effect[-1][-1] == pytest.approx(1.0)
 
 
-def test_one_clear_sentence() -> None:
+def test_one_clear_sentence():
     model = Tiny(False)
     with pytest.raises(UserError, match="adds nothing to a residual stream"):
         logit_lens(model, None, [5, 3])

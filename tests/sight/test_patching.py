@@ -35,9 +35,7 @@ NAMES = [
 ]
 
 
-def alone(
-    name: str, piece: str, layer: int, head: int | None, position: int | None, **options: object
-) -> float:
+def alone(name, piece, layer, head, position, **options):
     """One cell, by a whole pass over the corrupted text with one edit."""
     model, side = tiny.model(tiny.ALL[name]), options.pop("side", "decoder")
     pairs = isinstance(model.config, c.EncoderDecoder)
@@ -52,7 +50,7 @@ def alone(
     return (row[17] - row[30]).item()
 
 
-def check(name: str, pieces: tuple[str, ...], **options: object) -> None:
+def check(name, pieces, **options):
     model = tiny.model(tiny.ALL[name])
     pairs = isinstance(model.config, c.EncoderDecoder)
     source = options.get("sources", SOURCES[0] if pairs else None)

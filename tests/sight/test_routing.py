@@ -31,7 +31,7 @@ def pairs(tokens, chosen, local=None):
     return dict(counter)
 
 
-def counts_by_pair(routes: Routes):
+def counts_by_pair(routes):
     return {
         divmod(pair, routes.experts): n
         for pair, n in zip(routes.pair.tolist(), routes.times.tolist(), strict=True)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import tiny
 from glassformer import config as c
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store, tuning
 from glassformer.sight import TunedLens, fit_tuned_lens, logit_lens, logits_by_depth, streams
@@ -23,7 +23,7 @@ from glassformer.sight.tuned_lens import fingerprint
 Pair = tuple[Tensor, Tensor | None]
 
 
-def texts(model: Model, count: int = 20) -> list[Pair]:
+def texts(model, count=20):
     pair = isinstance(model.config, c.EncoderDecoder)
     return [
         (tiny.tokens(1, 16, seed), tiny.tokens(1, 9, -seed - 1) if pair else None)
@@ -31,7 +31,7 @@ def texts(model: Model, count: int = 20) -> list[Pair]:
     ]
 
 
-def divergence(model: Model, group: list[Pair], tuned: TunedLens | None) -> list[float]:
+def divergence(model, group, tuned):
     """The mean KL(own || depth) of each depth but the last, by PyTorch's own function."""
     results = []
     for tokens, source in group:

@@ -58,7 +58,7 @@ def loaded(folder):
     return model, tokenizer, ids
 
 
-def saliency(source: Any, model: Any, tokenizer: Any) -> Any:
+def saliency(source, model, tokenizer):
     result = inspection.saliency(model, tokenizer, ENGLISH, source=source, steps=2).to_dict()
     assert [item["piece"] for item in result["source"]] == [*GERMAN.split(), "</s>"]
     return result

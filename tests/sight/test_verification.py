@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from glassformer.fast import packed_layers
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import store, tuning
 from glassformer.sight import counterparts, layouts, probes
-from glassformer.sight.agreement import Check, differing, tolerance
+from glassformer.sight.agreement import differing, tolerance
 from glassformer.tasks import recurrence
 
 
@@ -33,13 +32,13 @@ def _quick(monkeypatch):
     monkeypatch.setattr(probes, "LENGTH", 12)
 
 
-def checks(model: Any, **options: Any) -> dict[str, Check]:
+def checks(model, **options):
     result = list(glassformer.verify(model, **{"new": 3, **options}))
     assert len({check.name for check in result}) == len(result)
     return {check.name: check for check in result}
 
 
-def failing(result: dict[str, Check]) -> dict[str, Check]:
+def failing(result):
     return {name: check for name, check in result.items() if check.status == "FAIL"}
 
 
@@ -88,43 +87,43 @@ def test_the_continuation_is_the_plain_pass_own_and_greedy():
 ATTENTION, PACKED = attention.Attention, packed_layers.PackedWeight
 
 
-def forgetful(self: Any, k: Any, v: Any, was: Any = cache.KV.extend) -> Any:
+def forgetful(self, k, v, was=cache.KV.extend):
     k, v = was(self, k, v)
     first = torch.zeros_like(k[:, :, :1])
     return (torch.cat((first, k[:, :, 1:]), 2), v) if k.shape[2] > 5 else (k, v)
 
 
-def blind_to_documents(self: Any, flow: Any, kv: Any, was: Any = ATTENTION.self_mask) -> Any:
+def blind_to_documents(self, flow, kv, was=ATTENTION.self_mask):
     flow.document_ids = None
     return was(self, flow, kv)
 
 
-def mixes_rows(self: Any, hidden: Any, embed: Any, was: Any = layers.Head.forward) -> Any:
+def mixes_rows(self, hidden, embed, was=layers.Head.forward):
     logits = was(self, hidden, embed)
     return logits.flip(0) if len(logits) == 2 else logits
 
 
-def leans(self: Any, path: str, x: Any, was: Any = hooks.Tape.pass_through) -> Any:
+def leans(self, path, x, was=hooks.Tape.pass_through):
     return was(self, path, x) * (1.0001 if path.endswith("blocks.1.resid") else 1)
 
 
-def gainless(self: Any, x: Any, was: Any = layers.RMSNorm.forward) -> Any:
+def gainless(self, x, was=layers.RMSNorm.forward):
     return was(self, x) * (0.3 if x.dtype == torch.bfloat16 else 1)
 
 
-def doubled(self: Any, was: Any = tuning.LoRALinear.merged_weight) -> Any:
+def doubled(self, was=tuning.LoRALinear.merged_weight):
     return self.weight.detach() + 2 * (was(self) - self.weight.detach())
 
 
-def shifted(self: Any, x: Any, was: Any = PACKED.product) -> Any:
+def shifted(self, x, was=PACKED.product):
     return was(self, x) + 0.1
 
 
-def stateless(kept: Any, state: Any, order: Any, was: Any = recurrence.keep_last) -> None:
+def stateless(kept, state, order, was=recurrence.keep_last):
     was(kept, tuple(torch.zeros_like(piece) for piece in state), order)
 
 
-def blind_across(self: Any, flow: Any, was: Any = CrossAttention.cross_mask) -> Any:
+def blind_across(self, flow, was=CrossAttention.cross_mask):
     flow.memory.pos = flow.memory.pos.clamp(min=0)
     return was(self, flow)
 

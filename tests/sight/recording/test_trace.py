@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import glassformer
 import tiny
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, Tape
+from glassformer.core.nn import Tape
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import edits, look
 from glassformer.sight.recorded import trace
@@ -18,21 +18,21 @@ from glassformer.sight.recording import Explanation
 from glassformer.sight.recording.trace import Trace
 
 
-def of(name: str, length: int = 11, **kwargs: object) -> Trace:
+def of(name, length=11, **kwargs):
     model = tiny.model((tiny.ALL | tiny.SINKS)[name])
     return traced(model, length, **kwargs)
 
 
-def traced(model: Model, length: int = 11, **kwargs: object) -> Trace:
+def traced(model, length=11, **kwargs):
     source = tiny.tokens(1, 9, seed=5) if name_of(model) == "EncoderDecoder" else None
     return Trace(model, None, tiny.tokens(1, length), source, **kwargs)  # type: ignore[arg-type]
 
 
-def name_of(model: Model) -> str:
+def name_of(model):
     return type(model.config).__name__
 
 
-def test_values_are_those_that_looking_gives() -> None:
+def test_values_are_those_that_looking_gives():
     model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
     observed, full = look(model, None, tokens), trace(model, None, tokens)
     for path, value in observed.items():
@@ -41,7 +41,7 @@ def test_values_are_those_that_looking_gives() -> None:
     assert isinstance(glassformer.trace(model, None, tokens), Trace)
 
 
-def test_a_head_or_a_row_is_that_of_the_whole() -> None:
+def test_a_head_or_a_row_is_that_of_the_whole():
     for name in ("gemma2", "relative", "alibi", "t5", "bahdanau"):
         item, second = of(name), of(name)
         for op in item.plan:
@@ -52,7 +52,7 @@ def test_a_head_or_a_row_is_that_of_the_whole() -> None:
                 torch.testing.assert_close(head, full[0, 0], rtol=1e-6, atol=1e-6)
 
 
-def test_the_sum_of_a_score_by_hand() -> None:
+def test_the_sum_of_a_score_by_hand():
     item = of("llama")
     q, k = item["decoder.blocks.0.attn.q"], item["decoder.blocks.0.attn.k"]
     cell = item.explain("decoder.blocks.0.attn.qk[3,7,2]")
@@ -73,7 +73,7 @@ def test_the_sum_of_a_score_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", tiny.ALL | tiny.SINKS)
-def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
+def test_the_way_back_ends_at_tables_and_weights(name):
     item = of(name)
     *_, final = item.plan
     places = ",".join("1" if size > 1 else "0" for size in final.shape)
@@ -82,7 +82,7 @@ def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
     assert len(steps) < 400
     observed = set[str]()
 
-    def follow(address: str, depth: int = 0) -> None:  # every operand of a few cells, all the way
+    def follow(address, depth=0):  # every operand of a few cells, all the way
         cell = item.explain(address)
         if cell.address in observed or len(observed) > 150:
             return
@@ -97,7 +97,7 @@ def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "gru", "mixtral", "gemma2"])
 @pytest.mark.parametrize("keep", [0, 5_000])
-def test_what_is_over_the_bound_is_computed_again(name: str, keep: int) -> None:
+def test_what_is_over_the_bound_is_computed_again(name, keep):
     full, little = of(name), of(name, keep=keep)
     assert full.tier == "full" and little.tier == "part"
     assert little.kept_bytes <= keep < full.kept_bytes
@@ -107,10 +107,10 @@ def test_what_is_over_the_bound_is_computed_again(name: str, keep: int) -> None:
         assert little.explain(at).to_dict(4)["terms"] == full.explain(at).to_dict(4)["terms"]
 
 
-def test_edits_are_told() -> None:
+def test_edits_are_told():
     model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
 
-    def off(path: str, z: torch.Tensor) -> torch.Tensor:
+    def off(path, z):
         return z * torch.tensor([1.0, 0, 1, 1]).view(1, 4, 1, 1)
 
     edits = {"decoder.blocks.0.attn.z": off}
@@ -131,7 +131,7 @@ def test_edits_are_told() -> None:
     assert renamed.plan["encoder.blocks.1.attn.in"].kind == "edit"
 
 
-def test_edits_by_name_and_a_masked_key() -> None:
+def test_edits_by_name_and_a_masked_key():
     model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
     changes = [edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)]
     cut = trace(model, None, tokens, edits=changes)
@@ -141,7 +141,7 @@ def test_edits_by_name_and_a_masked_key() -> None:
     assert cut.explain("decoder.blocks.0.attn.z[1,5,3]").value == 0.0
 
 
-def test_tokens_have_names() -> None:
+def test_tokens_have_names():
     tokenizer = train_tokenizer("bpe", "the cat sat on the mat " * 20, size=300)
     config = tiny.decoder(tiny.LLAMA)
     model = tiny.model(tiny.replace(config, embed=tiny.c.Embed(tokenizer.size)))
@@ -183,24 +183,24 @@ def test_tokens_have_names() -> None:
         ("decoder.blocks.0.attn.scores", "give one of them"),
     ],
 )
-def test_what_is_no_address_gets_a_sentence(address: str, message: str) -> None:
+def test_what_is_no_address_gets_a_sentence(address, message):
     with pytest.raises(UserError, match=message):
         of("llama").explain(address)
 
 
-def test_a_masked_share_says_that_the_mask_hides_the_key() -> None:
+def test_a_masked_share_says_that_the_mask_hides_the_key():
     hidden = of("llama").explain("decoder.blocks.0.attn.pattern[1,3,7]")
     assert hidden.value == 0 and "The mask hides this key" in hidden.sentence
     assert "hides" not in of("llama").explain("decoder.blocks.0.attn.pattern[1,7,3]").sentence
 
 
-def test_a_trace_says_what_it_is() -> None:
+def test_a_trace_says_what_it_is():
     assert repr(of("llama")).startswith(
         f"<Trace of 11 tokens, {len(of('llama').plan.ops)} operations"
     )
 
 
-def test_texts_that_cannot_be_traced_get_a_sentence() -> None:
+def test_texts_that_cannot_be_traced_get_a_sentence():
     model = tiny.model(tiny.ALL["llama"])
     with pytest.raises(UserError, match="one text"):
         trace(model, None, tiny.tokens(2, 5))
@@ -214,7 +214,7 @@ def test_texts_that_cannot_be_traced_get_a_sentence() -> None:
         trace(broken, None, tiny.tokens(1, 5))
 
 
-def test_indices_count_from_the_end_and_take_parts() -> None:
+def test_indices_count_from_the_end_and_take_parts():
     item = of("gpt2")
     assert torch.equal(item["logits[-1]"], item["logits"][0, -1])
     assert torch.equal(
@@ -224,7 +224,7 @@ def test_indices_count_from_the_end_and_take_parts() -> None:
     assert float(item["embed.token.weight[3,4]"]) == item.explain("embed.token.weight[3,4]").value
 
 
-def test_causes_are_named_without_the_batch_row() -> None:
+def test_causes_are_named_without_the_batch_row():
     causes = of("llama").attribute("logits[5,7]", "decoder.blocks.*.attn.z[head,5]")
     chosen = [cause.address for cause in causes.causes if cause.kind == "chosen"]
     assert chosen == [f"decoder.blocks.{at}.attn.z[{head},5]" for at in (0, 1) for head in range(4)]

@@ -4,17 +4,15 @@ kind of tokenizer."""
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from glassformer import UserError
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_forms import from_json
-from glassformer.sight.tokens.segmentation import Match, Merge, Tracer, WordTrace, trace
+from glassformer.sight.tokens.segmentation import Match, Merge, Tracer, trace
 from glassformer.sight.tokens.segmentation import Path as Way
 from glassformer.sight.tokens.steps import steps
 
@@ -23,7 +21,7 @@ TRAINED = ["a glass house, a glass roof, houses of glass and stone"] * 5
 
 
 @cache
-def words_of(folder: Path, every: int) -> list[str]:
+def words_of(folder, every):
     """Distinct words, with the space before them; beside them some that no vocabulary knows."""
     words = {word for name in TEXTS for word in (folder / name).read_text(encoding="utf-8").split()}
     odd = [
@@ -46,7 +44,7 @@ def words_of(folder: Path, every: int) -> list[str]:
     ]
 
 
-def destination(word: WordTrace, unknown: str) -> list[str]:
+def destination(word, unknown):
     """The pieces to which the steps of a trace come."""
     if word.algorithm == "BPE":
         last = word.steps[-1].pieces if word.steps else word.start
@@ -57,7 +55,7 @@ def destination(word: WordTrace, unknown: str) -> list[str]:
     return list(word.steps[0].pieces) if word.steps else []
 
 
-def proven(tokenizer: Tokenizer, words: list[str]) -> None:
+def proven(tokenizer, words):
     tracer = Tracer(tokenizer, rivals=0)
     unknown = "" if tokenizer.unk is None else tokenizer.token(tokenizer.unk)
     for word, ids in zip(words, tokenizer.encode_batch(words), strict=True):

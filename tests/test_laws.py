@@ -80,7 +80,7 @@ def test_same_seed_same_weights_and_no_memory_on_meta(name):
 
 @every_family
 def test_saved_loaded_counted_and_adapted(name, tmp_path):
-    model = tiny.model(ALL[name])
+    model = tiny.model(name)
     second_tokens = tokens()
     store.save(model, tmp_path / name, layout="glassformer")
     back, _ = store.load(tmp_path / name)
@@ -177,7 +177,7 @@ def test_every_engine_equals_eager(name, engine, monkeypatch, chosen):
     layers = needs(ALL[name])
     if all(layer & CANNOT[engine] for layer in layers):
         pytest.skip(f"no layer that {engine} can compute: it would test another engine")
-    model = tiny.model(ALL[name])
+    model = tiny.model(name)
     model.engine = engine
     output = forward(model, tokens())
     fallback = {
@@ -243,7 +243,7 @@ def compare_layout(model, layout, tolerance):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_equals_alone(name, layout):
     if layout not in CACHED or name in DECODERS or name in PAIRS:
-        compare_layout(tiny.model(ALL[name]), layout, 1e-5)
+        compare_layout(tiny.model(name), layout, 1e-5)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -257,7 +257,7 @@ def test_padded_source_equals_alone_beyond_rounding(name, side):
 
 @every_decoder
 def test_cache_forks_reorders_and_trims(name):
-    model = tiny.model(DECODERS[name])
+    model = tiny.model(name)
     second_tokens = tokens()
     cache = Cache(model.config)
     model(second_tokens[:, :10], cache=cache)
@@ -274,7 +274,7 @@ def test_cache_forks_reorders_and_trims(name):
 
 
 def test_a_window_keeps_only_the_window():
-    model = tiny.model(DECODERS["starcoder2"])
+    model = tiny.model("starcoder2")
     cache = Cache(model.config)
     for piece in tokens(1, 60).split(1, dim=1):
         model(piece, cache=cache)
@@ -282,7 +282,7 @@ def test_a_window_keeps_only_the_window():
 
 
 def test_a_token_is_written_in_place():
-    model = tiny.model(DECODERS["llama"])
+    model = tiny.model("llama")
     cache = Cache(model.config)
     moved = 0
     last = None
@@ -295,7 +295,7 @@ def test_a_token_is_written_in_place():
 
 @every_family
 def test_a_tape_changes_nothing(name):
-    model = tiny.model(ALL[name])
+    model = tiny.model(name)
     plain = forward(model, tokens())
     tape = Tape("*")
     assert torch.equal(forward(model, tokens(), tape=tape), plain)
@@ -320,7 +320,7 @@ def test_a_tape_changes_nothing(name):
 
 
 def test_an_edit_changes_what_flows():
-    model = tiny.model(DECODERS["llama"])
+    model = tiny.model("llama")
     silenced = Tape(
         "*.attn.write", edits={"*.blocks.0.attn.write": lambda path, x: torch.zeros_like(x)}
     )
@@ -339,7 +339,7 @@ def test_a_tape_draws_no_random_numbers():
 
 @every_family
 def test_last_and_none(name):
-    model = tiny.model(ALL[name])
+    model = tiny.model(name)
     output = forward(model, tokens())
     near(forward(model, tokens(), logits="last")[:, 0], output[:, -1])
     assert forward(model, tokens(), logits="none").numel() == 0
@@ -409,7 +409,7 @@ def test_fast_paths_are_taken_only_when_legal():
 
 
 def test_wrong_tokens_are_refused():
-    model = tiny.model(DECODERS["gpt2"])
+    model = tiny.model("gpt2")
     assert isinstance(model, Decoder)
     with mistake("positions"):
         model(tokens(1, tiny.CONTEXT + 1))
@@ -418,7 +418,7 @@ def test_wrong_tokens_are_refused():
     with mistake("integers"):
         model(torch.zeros(4, dtype=torch.long))
     with mistake("source"):
-        tiny.model(ALL["t5"])(tokens())
+        tiny.model("t5")(tokens())
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])

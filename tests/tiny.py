@@ -369,7 +369,9 @@ RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that
 
 
 def model(config, seed=1):
-    return build_model(config, seed=seed).eval()
+    """A model of a config, or of the family of a name."""
+    shape = (ALL | SINKS)[config] if isinstance(config, str) else config
+    return build_model(shape, seed=seed).eval()
 
 
 def with_dropout(config, dropout):

@@ -64,7 +64,7 @@ def test_a_stack_in_c_is_its_modules_bit_for_bit(name, bits):
     """
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     if bits == 16:
         model = model.to(torch.bfloat16)
     elif bits < 16:

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+import tiny
 from glassformer import generate
 from glassformer.core.nn import build_model
 from glassformer.core.nn.layers import Linear, fused_linear
@@ -21,7 +22,7 @@ from glassformer.core.nn.replace import replace_modules
 from glassformer.fast.packed_layers import PrepackedLinear, PrepackedProjection
 from glassformer.fast.prepacked import packable, prepack, unpack
 from glassformer.formats import tuning
-from tiny import ALL, DECODERS, VOCAB
+from tiny import DECODERS, VOCAB
 
 pytestmark = pytest.mark.skipif(
     not list(packable(Linear(4, 4))), reason="this processor's kernels have no packed layout"
@@ -99,7 +100,7 @@ def gradients(model, compute):
 
 @pytest.mark.parametrize("name", [*sorted(DECODERS), "vaswani"])
 def test_a_view_of_a_model_says_the_same(name):
-    model = build_model(ALL[name], seed=0).eval()
+    model = tiny.model(name, 0)
     modules = list(model.modules())
     paths = [path for path, _ in packable(model)]
     view = prepack(model)

@@ -266,7 +266,7 @@ def test_a_head_by_itself(results):
 @pytest.mark.parametrize("name", ["bert", "t5", "mixtral", "gru", "pooled"])
 def test_every_shape_shows_itself(name):
     """Without a tokenizer too; across, rows are the target's and columns the source's tokens."""
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     pair = hasattr(tiny.ALL[name], "encoder") and hasattr(tiny.ALL[name], "decoder")
     look = glassformer.look(model, None, [1, 2, 3], source=[4, 5, 6, 7, 8] if pair else None)
     assert "<img" in look._repr_html_()

@@ -23,7 +23,6 @@ import glassformer
 import tiny
 from fuzzing import damaged
 from glassformer import UserError
-from glassformer.core.nn import build_model
 from glassformer.formats import pretrained, store
 from glassformer.formats import torch_files as torchfiles
 from mistakes import mistake
@@ -248,7 +247,7 @@ def test_logits_are_theirs(name, tmp_path, terminal):
 
 @pytest.mark.parametrize("shape", ["gpt2", "llama"])
 def test_a_pytorch_model_bin_beside_its_config(shape, tmp_path, terminal):
-    model = build_model(tiny.DECODERS[shape], seed=1).eval()
+    model = tiny.model(shape)
     folder = tmp_path / "m"
     store.save(model, folder)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")

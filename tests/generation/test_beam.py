@@ -21,7 +21,7 @@ from mistakes import mistake
 
 
 def model(name):
-    return build_model(tiny.ALL[name], seed=3).eval()
+    return tiny.model(name, 3)
 
 
 def test_wide_beams_find_the_best_of_all_continuations():

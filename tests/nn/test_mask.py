@@ -125,7 +125,7 @@ def test_how_far_back_a_rule_looks(mask_rule, lookback):
 
 
 def test_a_cache_keeps_no_more_than_the_rule_can_reach():
-    model = tiny.model(tiny.DECODERS["mixed"])
+    model = tiny.model("mixed")
     cache = Cache(model.config)
     second_tokens = tokens(1, 60)
     logits = [
@@ -217,7 +217,7 @@ def test_the_compiler_traces_a_mask_in_one_piece(mask_rule):
 @pytest.mark.parametrize("chunks", [[40], [3, 37], [17, 1, 1, 21]], ids=str)
 def test_sparse_reads_a_cache_in_chunks(family, chunks, monkeypatch, chosen):
     monkeypatch.setattr(block_mask, "BLOCK", 8)
-    model = tiny.model(tiny.DECODERS[family])
+    model = tiny.model(family)
     second_tokens = tokens(2, 40)
     logits = model(second_tokens).logits
     model.engine, cache = "block_sparse", Cache(model.config)
@@ -385,7 +385,7 @@ def test_slips_are_named(words, message, terminal):
 
 @pytest.mark.parametrize("name", ["prefix", "mixed"])
 def test_a_model_with_a_prefix_reads_it_in_one_go(name):
-    model = tiny.model(tiny.DECODERS[name])
+    model = tiny.model(name)
     for ids, pos in ((tokens(1, 2), None), (tokens(1, 4), torch.tensor([[-1, -1, 0, 1]]))):
         with mistake("first 3 tokens see each other", "in one go"):
             model(ids, pos=pos, cache=Cache(model.config))

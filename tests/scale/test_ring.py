@@ -95,7 +95,7 @@ def test_what_reads_a_whole_row_is_refused(cfg, word):
 
 def patterns(mesh):
     """Tape's values of attention patterns that no process has completely."""
-    model = tiny.model(DECODERS["llama"])
+    model = tiny.model("llama")
     rings.Ring(along(mesh, "context").group("context")).attach(model)
     try:
         model(tokens(1, 8), pos=torch.arange(8)[None], tape=Tape("*.pattern"))

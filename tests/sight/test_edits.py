@@ -611,7 +611,7 @@ def test_an_edit_reads_as_it_is_written(line):
     ],
 )
 def test_a_line_that_is_no_edit_is_refused(line, message):
-    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+    with mistake(message.replace("(", r"\(")):
         parse(line)
 
 
@@ -662,23 +662,23 @@ def test_a_line_that_is_no_edit_is_refused(line, message):
     ],
 )
 def test_what_does_not_exist_is_a_sentence(name, edit, message):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         logits(MODELS[name], edit)
 
 
 def test_what_is_no_edit_is_a_sentence():
-    with pytest.raises(UserError, match="'head_off' is no edit"):
+    with mistake("'head_off' is no edit"):
         look(MODELS["gpt2"], None, [1, 2], "logits", edits=["head_off"])
     for wrong in ({"decoder.embed": abs}, [abs]):
-        with pytest.raises(UserError, match="Edits are a list"):
+        with mistake("Edits are a list"):
             look(MODELS["gpt2"], None, [1, 2], "logits", edits=wrong)
-    with pytest.raises(UserError, match="mlp_off"):
+    with mistake("mlp_off"):
         logits(
             MODELS["mixtral"], *(expert_off("decoder.blocks.0.ffn", index) for index in range(4))
         )
-    with pytest.raises(UserError, match="sliding"):
+    with mistake("sliding"):
         generate(MODELS["gpt2"], None, [1, 2], slide=True, edits=[mask_token(0)])
-    with pytest.raises(UserError, match="count from 0"):
+    with mistake("count from 0"):
         generate(MODELS["gpt2"], None, [[1, 2], [3]], edits=[mask_token(-1)])
 
 

@@ -9,11 +9,11 @@ import torch
 
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import saliency
+from mistakes import mistake
 from tiny import inputs_of
 
 
@@ -34,7 +34,7 @@ def grown(path, at, by):
 
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_gradient_times_input_is_what_a_longer_vector_would_change(name):
-    model = tiny.model(tiny.ALL[name]).double()
+    model = tiny.model(name).double()
     args = inputs_of(model)
     result = saliency(model, None, **args, token=7, position=4, steps=1)
     assert result.value == pytest.approx(answer(model, args, {}), abs=1e-10)
@@ -81,7 +81,7 @@ SMOOTH = (
 @pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("of", ["logit", "logprob"])
 def test_integrated_gradients_are_complete(name, of):
-    model = tiny.model(tiny.ALL[name]).double()
+    model = tiny.model(name).double()
     args = inputs_of(model)
     result = saliency(model, None, **args, token=7, position=4, of=of, steps=100)
 
@@ -106,7 +106,7 @@ def test_integrated_gradients_are_complete(name, of):
 
 def test_norms_are_of_the_rows_of_the_table():
     """Each token once, an untied head: the gradient of its row is that of its vector."""
-    model = tiny.model(tiny.DECODERS["llama"]).double()
+    model = tiny.model("llama").double()
     tokens = torch.arange(9)[None] * 3
     model(tokens).logits[0, 4, 7].backward()
     rows = model.embed.token.weight.grad[tokens[0]]
@@ -133,7 +133,7 @@ def test_a_label_of_a_classifier():
 
 
 def test_where_the_walk_begins():
-    model = tiny.model(tiny.DECODERS["gpt2"]).double()
+    model = tiny.model("gpt2").double()
     fields = {"text": tiny.tokens(1, 7)}
     zero = saliency(model, None, **fields, token=7, position=4, baseline="zero", steps=1)
     assert zero.at_baseline == pytest.approx(
@@ -161,7 +161,7 @@ def test_in_training_nothing_is_dropped_and_it_goes_on():
 
 
 def test_one_clear_sentence():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     bare = build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1)
     bert = tiny.model(tiny.OTHERS["bert"])
     for call, words in (
@@ -175,7 +175,7 @@ def test_one_clear_sentence():
             'There is no label "3"; this model has 0 to 2',
         ),
     ):
-        with pytest.raises(UserError, match=words):
+        with mistake(words):
             call()
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import describe, look, paths, summarise, to_dict
+from mistakes import mistake
 
 VOCAB, CONTEXT = 300, 12
 BLOCK = c.Block(c.Attention(4, kv_heads=2), c.GatedMLP(32))
@@ -98,9 +98,9 @@ def test_an_encoder_and_an_encoder_decoder_can_be_looked_at():
         "decoder.blocks.0.cross.pattern": (1, 4, 3, 6),
     }
     assert "decoder.blocks.0.cross.q" in paths(model)
-    with pytest.raises(UserError, match="as source"):
+    with mistake("as source"):
         look(model, tokenizer, "ab")
-    with pytest.raises(UserError, match="Only an encoder-decoder"):
+    with mistake("Only an encoder-decoder"):
         look(decoder(), tokenizer, "ab", source="ab")
 
 
@@ -123,7 +123,7 @@ def test_an_encoder_and_an_encoder_decoder_can_be_looked_at():
     ],
 )
 def test_one_clear_sentence(prompt, pattern, words):
-    with pytest.raises(UserError, match=words):
+    with mistake(words):
         look(decoder(), None, prompt, pattern)
 
 

@@ -9,11 +9,11 @@ import torch
 
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import neurons, top_activations
+from mistakes import mistake
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -200,14 +200,14 @@ def test_a_limit_and_bounded_memory():
     ],
 )
 def test_one_clear_sentence(name, query, words):
-    with pytest.raises(UserError, match=words):
+    with mistake(words):
         top_activations(wordy(name), TOKENIZER, TEXTS, [query])
 
 
 def test_nothing_to_read():
-    with pytest.raises(UserError, match="texts are empty"):
+    with mistake("texts are empty"):
         top_activations(wordy("gpt2"), TOKENIZER, [""], ["decoder.blocks.0.ffn.hidden[0]"])
-    with pytest.raises(UserError, match="No neuron is named"):
+    with mistake("No neuron is named"):
         top_activations(wordy("gpt2"), TOKENIZER, TEXTS, [])
 
 

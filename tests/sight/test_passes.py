@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import tiny_transformers
-from glassformer.core.errors import UserError
 from glassformer.sight import (
     attribute,
     describe,
@@ -25,6 +24,7 @@ from glassformer.sight import (
     word_in_contexts,
 )
 from glassformer.sight.heads import _texts, measure
+from mistakes import mistake
 
 pytest.importorskip("transformers")
 
@@ -303,7 +303,7 @@ def test_a_text_is_read_by_its_tokenizer():
     logits = case.model(**tokenizer(text, return_tensors="pt")).logits[0]
     best = int(logits[-1, : len(tokenizer)].argmax())
     assert steps[-1]["next"][0]["token"] == best
-    with pytest.raises(UserError, match="is 2 tokens for this tokenizer"):
+    with mistake("is 2 tokens for this tokenizer"):
         attribute(case.model, tokenizer, text, token="money bank")
 
 
@@ -329,7 +329,7 @@ def test_a_word_in_two_contexts_and_the_places_of_a_neuron():
     handle.remove()
     expected = [float(x[0, 1:-1, 5].max()) for x in inside]  # special tokens are not counted
     assert sorted(hit.value for hit in neuron.hits) == pytest.approx(sorted(expected), abs=1e-6)
-    with pytest.raises(UserError, match="No value of each token"):
+    with mistake("No value of each token"):
         top_activations(case.model, tokenizer, texts, ["bert.nothing[5]"], progress=False)
 
 
@@ -370,25 +370,25 @@ def test_any_module_that_reads_ids():
 
 def test_one_clear_sentence():
     model = Tiny(False)
-    with pytest.raises(UserError, match="adds nothing to a residual stream"):
+    with mistake("adds nothing to a residual stream"):
         logit_lens(model, None, [5, 3])
-    with pytest.raises(UserError, match="adds nothing to a residual stream"):
+    with mistake("adds nothing to a residual stream"):
         attribute(model, None, [5, 3])
-    with pytest.raises(UserError, match="no softmax multiplies values"):
+    with mistake("no softmax multiplies values"):
         head_scores(model, draws=2, length=5)
-    with pytest.raises(UserError, match="without a tokenizer"):
+    with mistake("without a tokenizer"):
         look(model, None, "a text")
-    with pytest.raises(UserError, match="No value is called"):
+    with mistake("No value is called"):
         look(model, None, [5, 3], "layers.*")
-    with pytest.raises(UserError, match="give edits as"):
+    with mistake("give edits as"):
         look(model, None, [5, 3], edits=['head_off("a", 1)'])
-    with pytest.raises(UserError, match="2 and 3 tokens"):
+    with mistake("2 and 3 tokens"):
         patch_grid(model, None, [5, 3], [5, 3, 1], answer=4)
-    with pytest.raises(UserError, match="reads two texts"):
+    with mistake("reads two texts"):
         look(Case("T5").model, None, [5, 3])
-    with pytest.raises(UserError, match="Only an encoder-decoder"):
+    with mistake("Only an encoder-decoder"):
         look(model, None, [5, 3], source=[4])
-    with pytest.raises(UserError, match='no answer "label"'):
+    with mistake('no answer "label"'):
         saliency(model, None, [5, 3], of="label")
 
 
@@ -414,5 +414,5 @@ def test_a_source_beside_a_text_is_read_by_the_encoder():
     # the target is longer than its source
     result = attribute(model, None, target, source=source[0].tolist())
     assert result.sum == pytest.approx(result.logit, abs=1e-5)
-    with pytest.raises(UserError, match="reads one text"):
+    with mistake("reads one text"):
         trace(Case("Llama").model, reader, "a", source="b")

@@ -11,12 +11,12 @@ import torch
 
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import look, patch_grid
 from glassformer.sight.edits import patch
 from glassformer.sight.patching import PatchedPart, PatchGrid
+from mistakes import mistake
 
 CLEAN, CORRUPTED = [5, 9, 12, 3, 40, 7, 22, 31], [5, 9, 12, 18, 40, 7, 8, 31]
 SOURCES = [4, 6, 20, 11, 2], [4, 6, 21, 11, 2]
@@ -37,7 +37,7 @@ NAMES = [
 
 def alone(name, piece, layer, head, position, **options):
     """One cell, by a whole pass over the corrupted text with one edit."""
-    model, side = tiny.model(tiny.ALL[name]), options.pop("side", "decoder")
+    model, side = tiny.model(name), options.pop("side", "decoder")
     pairs = isinstance(model.config, c.EncoderDecoder)
     sources = options.get("sources", (SOURCES[0], SOURCES[0]) if pairs else (None, None))
     clean, corrupted = options.get("texts", (CLEAN, CORRUPTED))
@@ -51,7 +51,7 @@ def alone(name, piece, layer, head, position, **options):
 
 
 def check(name, pieces, **options):
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     pairs = isinstance(model.config, c.EncoderDecoder)
     source = options.get("sources", SOURCES[0] if pairs else None)
     texts, at = options.get("texts", (CLEAN, CORRUPTED)), options.get("at")
@@ -94,9 +94,7 @@ def test_tokens_that_all_see_each_other_are_patched_in_whole_runs():
     check("prefix", ("resid", "attn.v", "attn.z"), texts=(CLEAN, early))
     check("prefix", ("resid", "attn.z"), texts=(CLEAN, early), at=1)
     options = {"answer": 17, "wrong": 30, "parts": "v", "positions": [2]}
-    values = patch_grid(tiny.model(tiny.ALL["prefix"]), None, CLEAN, early, **options)[
-        "attn.v"
-    ].value
+    values = patch_grid(tiny.model("prefix"), None, CLEAN, early, **options)["attn.v"].value
     want = [
         [alone("prefix", "attn.v", layer, head, 2, texts=(CLEAN, early))]
         for layer in (0, 1)
@@ -125,7 +123,7 @@ def test_encoders_and_encoder_decoders():
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "prefix"])
 def test_all_positions_at_once(name):
     grid = patch_grid(
-        tiny.model(tiny.ALL[name]),
+        tiny.model(name),
         None,
         CLEAN,
         CORRUPTED,
@@ -183,7 +181,7 @@ def test_a_grid_of_texts_is_told_in_words():
         grid.metric == "logit" and "3:o<a" in grid.text(200) and grid.text(40).count("resid") == 2
     )
     assert len(grid.table(5)) == 6 and "decoder.blocks." in grid.table(5)[1]
-    with pytest.raises(UserError, match="it has resid, attn"):
+    with mistake("it has resid, attn"):
         grid["z"]
 
 
@@ -205,8 +203,8 @@ def test_a_grid_of_texts_is_told_in_words():
 )
 def test_what_cannot_be_patched_is_a_sentence(name, options, message):
     fields = {"clean": CLEAN, "corrupted": CORRUPTED, "answer": 17, **options}
-    with pytest.raises(UserError, match=message):
-        patch_grid(tiny.model(tiny.ALL[name]), None, **fields)
+    with mistake(message):
+        patch_grid(tiny.model(name), None, **fields)
 
 
 def test_the_table_is_ordered_by_the_size_of_the_effects_whatever_their_sign():

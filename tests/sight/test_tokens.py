@@ -11,12 +11,12 @@ import sys
 
 import pytest
 
-from glassformer import UserError
 from glassformer.cli import main
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.sight.tokens import comparison
+from mistakes import mistake
 
 NASTY = '<script>alert("x")</script> & \t\t\n  🎵 鸟 \x1b[31m'
 PUBLISHED = {
@@ -304,7 +304,7 @@ def test_a_broken_gguf_vocabulary_is_refused(data, tmp_path):
         "kind": content.replace(b"gpt2", b"bert", 1),
     }.items():
         (tmp_path / f"{name}.gguf").write_bytes(raw)
-        with pytest.raises(UserError, match=r"GGUF|kind"):
+        with mistake(r"GGUF|kind"):
             open_tokenizer(tmp_path / f"{name}.gguf")
 
 

@@ -132,7 +132,7 @@ def test_packed_pairs_equal_pairs_alone(name):
         for seed, lengths in ((0, (4, 7, 2, 9, 3)), (50, (6, 2, 5, 4, 8)))
     )
     documents = Documents(texts, sources)
-    reader = DocumentReader(tiny.model(ALL[name]), documents, tape=True)
+    reader = DocumentReader(tiny.model(name), documents, tape=True)
     packed = reader.read(documents.packed())
     for values, right in zip(packed, reader.read(documents.alone(*range(5))), strict=True):
         assert values.keys() == right.keys()
@@ -142,7 +142,7 @@ def test_packed_pairs_equal_pairs_alone(name):
 
 @torch.no_grad()
 def test_an_edited_pattern_changes_the_words_after():
-    model = tiny.model(ALL["bahdanau"])
+    model = tiny.model("bahdanau")
     second_tokens = tokens(2, 6)
     source = tokens(2, 5, seed=1)
 
@@ -165,7 +165,7 @@ def test_an_edited_pattern_changes_the_words_after():
 def test_search_and_greedy_equal_the_whole_forward_pass(name):
     """Sources of different lengths, beams that change places, and rows that leave: each word is the
     uncached one."""
-    model = tiny.model(ALL[name])
+    model = tiny.model(name)
     sources = [tokens(1, length, seed=length)[0].tolist() for length in (3, 7, 5)]
     greedy = generate(model, None, sources, max_new=9, temperature=0.0, start=1, eos=2).run().tokens
     result = generation.beam(model, None, sources, beams=3, best=3, max_new=9, start=1, eos=2)
@@ -182,7 +182,7 @@ def test_search_and_greedy_equal_the_whole_forward_pass(name):
 
 @torch.no_grad()
 def test_a_row_of_padding_keeps_its_state():
-    model = tiny.model(ALL["lstm"])
+    model = tiny.model("lstm")
     second_tokens = tokens(2, 8)
     cache = Cache(model.config)
     model(second_tokens[:, :4], pos=torch.arange(4).repeat(2, 1), cache=cache)
@@ -222,7 +222,7 @@ def test_what_does_not_fit_is_refused():
     with mistake("give one of GRU, LSTM"):
         serial.from_dict(c.Recurrent, {"cell": "RNN"})
     with mistake("prefix"):
-        tiny.model(ALL["gru"])(tokens(1, 4), prefix=torch.ones(1, 4, dtype=torch.bool))
+        tiny.model("gru")(tokens(1, 4), prefix=torch.ones(1, 4, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "vaswani"])

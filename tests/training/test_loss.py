@@ -84,7 +84,7 @@ def packed(more=0):
 
 
 def test_what_is_counted_on_the_device_is_told_once():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     batch = rows(True, "cpu")
     batch.targets[0, :5] = -1
     loss = backward(model, batch, Causal(), 0.0)
@@ -105,7 +105,7 @@ def test_experts_on_a_gpu_work_on_every_choice(name, padded, monkeypatch):
     def every_row(self, step):
         return self._every_row(self.expert_index.flatten().argsort(stable=True))
 
-    model = tiny.model(tiny.DECODERS[name]).double().train()
+    model = tiny.model(name).double().train()
     results = []
     tokens = torch.ones(4, 16, dtype=torch.long)  # alike: an expert is over capacity
     pos = torch.arange(16) - torch.tensor([0, 3, 9, 1])[:, None] * padded

@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.families.mechanisms import LoopedStack
 from glassformer.sight import attribute
 from glassformer.sight.recording import ModuleTrace
 from glassformer.sight.recording.operations import Operation
+from mistakes import mistake
 from tiny import inputs_of
 from tiny_transformers import SIZES
 
@@ -220,7 +220,7 @@ def test_they_are_the_parts_of_direct_logit_attribution(name, against):
 
 @pytest.mark.parametrize("name", ["bert", "pooled"])
 def test_a_label_of_a_classifier(name):
-    model = deep(tiny.model(tiny.ALL[name]))
+    model = deep(tiny.model(name))
     inputs = inputs_of(model)
     right = attribute(model, None, **inputs, token=1, against=0, of="label")
     trace = ModuleTrace(model, tuple(inputs.values()))
@@ -237,7 +237,7 @@ def test_a_label_of_a_classifier(name):
 
 
 def test_what_an_edit_did_to_the_stream_is_a_cause():
-    model = deep(tiny.model(tiny.DECODERS["llama"]))
+    model = deep(tiny.model("llama"))
     trace = ModuleTrace(model, (tiny.tokens(1, 9),))
     edited = trace.edit({"decoder.blocks.0[0,4]": lambda x: 0.5 * x + 1})
     causes = edited.attribute("logits[0,4,7]", "decoder.blocks.*.ffn[0,4]")
@@ -427,13 +427,13 @@ def test_a_path_is_patched_alone():
     ],
 )
 def test_mistakes_are_sentences(call, message, pair):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         call(pair[0])
 
 
 def test_two_passes_of_other_lengths(pair):
     shorter = ModuleTrace(pair[0].module, (), {"input_ids": IDS[:, :5]})
-    with pytest.raises(UserError, match="of the same shape"):
+    with mistake("of the same shape"):
         pair[0].compare_patches(shorter, "logits[0,3,7]", "model.embed_tokens")
 
 

@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 
-from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats.tokenizer_files import open as open_tokenizer
@@ -15,6 +14,7 @@ from glassformer.formats.tokenizer_forms import from_json
 from glassformer.sight.tokens.segmentation import Match, Merge, Tracer, trace
 from glassformer.sight.tokens.segmentation import Path as Way
 from glassformer.sight.tokens.steps import steps
+from mistakes import mistake
 
 TEXTS = ("tinyshakespeare/input.txt", "multi30k/train.de", "multi30k/train.en")
 TRAINED = ["a glass house, a glass roof, houses of glass and stone"] * 5
@@ -139,5 +139,5 @@ def test_a_token_that_was_added_has_no_path():
     )
     tokenizer = from_json(json.dumps(raw))
     assert last in tokenizer.encode("a glassy roof") and trace(tokenizer, "a roof")
-    with pytest.raises(UserError, match="leave that token out"):
+    with mistake("leave that token out"):
         trace(tokenizer, "a glassy roof")

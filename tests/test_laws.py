@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import pytest
 import torch
@@ -57,7 +57,6 @@ def near(remaining, right):
 
 
 every_family = pytest.mark.parametrize("name", ALL)
-every_decoder = pytest.mark.parametrize("name", DECODERS)
 
 
 @every_family
@@ -189,26 +188,21 @@ def test_every_engine_equals_eager(name, engine, monkeypatch, chosen):
     near(output, forward(model, tokens()))
 
 
-def chunked(*sizes):
-    """Each document through a cache in parts: of these sizes, then token by token; a prefix is
-    read in one go."""
+def in_parts(documents, prefix):
+    """Each document through a cache: 7, 1, 1 and 6 tokens, then token by token; a prefix is read in
+    one go."""
 
-    def layout(documents, prefix):
-        def cut(length):
-            inside = [end for end in accumulate(sizes) if prefix <= end < length] or [prefix or 1]
-            borders = [0, *inside, *range(inside[-1] + 1, length + 1)]
-            return [end - start for start, end in pairwise(borders)]
+    def cut(length):
+        ends = [end for end in (7, 8, 9, 15) if prefix <= end < length] or [prefix]
+        borders = [0, *ends, *range(ends[-1] + 1, length + 1)]
+        return [end - start for start, end in pairwise(borders)]
 
-        return documents.chunked(cut, 0, 1, 2)
-
-    return layout
+    return documents.chunked(cut, 0, 1, 2)
 
 
 CACHED = {
     "one pass": lambda documents, _: documents.chunked(lambda length: [length], 0, 1, 2),
-    "token by token": chunked(1),
-    "7 1 1 6": chunked(7, 1, 1, 6),
-    "3, the rest": lambda documents, _: documents.chunked(lambda length: [3, length - 3], 0, 1, 2),
+    "parts": in_parts,
     "left, then tokens": lambda documents, _: documents.generated("left", 6),
     "right, then tokens": lambda documents, _: documents.generated("right", 6),
 }
@@ -253,24 +247,6 @@ def test_padded_source_equals_alone_beyond_rounding(name, side):
     differs."""
     model = tiny.model(replace(ALL[name], init=c.Init(0.2, 0.3, "plain"))).double()
     compare_layout(model, side, 1e-12)
-
-
-@every_decoder
-def test_cache_forks_reorders_and_trims(name):
-    model = tiny.model(name)
-    second_tokens = tokens()
-    cache = Cache(model.config)
-    model(second_tokens[:, :10], cache=cache)
-    cache.select(torch.arange(len(second_tokens)).repeat_interleave(2))
-    near(
-        model(second_tokens[:, 10:11].repeat_interleave(2, 0), cache=cache).logits[::2, 0],
-        model(second_tokens[:, :11]).logits[:, 10],
-    )
-    cache.select(torch.tensor([4, 0]))
-    near(
-        model(second_tokens[[2, 0], 11:12], cache=cache).logits[:, 0],
-        model(second_tokens[[2, 0], :12]).logits[:, 11],
-    )
 
 
 def test_a_window_keeps_only_the_window():
@@ -357,10 +333,12 @@ def test_overfits_one_batch(name):
             loss = torch.nn.functional.cross_entropy(
                 forward(model, second_tokens).flatten(0, 1), target.flatten()
             )
+            if loss < 0.1:
+                return
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    assert loss < 0.1
+    raise AssertionError(loss)
 
 
 def test_every_parameter_of_every_family_gets_a_gradient():

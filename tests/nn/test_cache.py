@@ -79,7 +79,7 @@ class Walk:
         self.rows = [list(self.rows[number]) for number in order]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", DECODERS)
 def test_any_way_of_reading_is_reading_alone(name, seed):
     walk = Walk(tiny.model(name), seed)

@@ -184,7 +184,7 @@ def computed(engine, mask, kv_heads, softcap):
 
 @every_rule
 @pytest.mark.parametrize("name", SITUATIONS)
-@pytest.mark.parametrize("engine", ["block_sparse", "cpu_blocks", "sdpa"])
+@pytest.mark.parametrize("engine", ["block_sparse", "cpu_blocks"])
 def test_every_engine_equals_eager(engine, name, mask_rule, monkeypatch):
     monkeypatch.setattr(block_mask, "BLOCK", 8)  # several blocks
     monkeypatch.setattr(block_mask, "TILE_SCORES", 256)  # several tiles

@@ -26,7 +26,7 @@ from glassformer.core.config.run import PAUSED
 from glassformer.core.errors import UserError
 from glassformer.formats import resolve, store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import callbacks, progress, report, run_config, run_file
+from glassformer.runs import callbacks, launch, progress, report, run_config, run_file
 from mistakes import mistake
 from tiny import equal_tensors
 
@@ -159,22 +159,23 @@ def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(
     assert state[0] == state[1]
 
 
-def test_a_file_in_the_folder_stops_a_run(corpus, tmp_path):
+def test_a_file_in_the_folder_stops_a_run(corpus, tmp_path, capfd, monkeypatch):
     """A file acts like SIGTERM: the step is finished and saved; one from an earlier run stops
     nothing."""
-    out = tmp_path / "run"
-    out.mkdir()
-    (out / "stop").touch()
-    process = start(corpus, out)
-    attend(process, out, after=3)
-    (out / "stop").touch()
-    output = process.communicate(timeout=60)[1]
-    last = logged(out)[-1]
-    assert process.returncode == 128 + signal.SIGTERM
-    assert 3 <= last < 40
-    assert not (out / "stop").exists()
-    assert (out / "last").read_text() == f"step-{last:06d}\n"
-    assert "asks this run to stop" in output
+    stop = tmp_path / "run" / "stop"
+    stop.parent.mkdir()
+    stop.touch()
+    log = launch.Log.__call__
+    monkeypatch.setattr(
+        launch.Log,
+        "__call__",
+        lambda self, step: log(self, step) or (step.index == 3 and stop.touch()),
+    )
+    ended = runs.run(settings(corpus), stop.parent)
+    assert (ended.step, ended.signal) == (3, signal.SIGTERM)
+    assert not stop.exists()
+    assert (stop.parent / "last").read_text() == "step-000003\n"
+    assert "asks this run to stop" in capfd.readouterr().err
 
 
 def hold(process, out, after):

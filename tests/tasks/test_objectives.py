@@ -179,12 +179,13 @@ def test_one_batch_is_learned_by_heart(name):
     settings = run.Train(
         steps=120, batch=4, optimizer=run.AdamW(lr=5e-3), schedule=run.Constant(0.05)
     )
-    steps = list(train(model, Same(batch), chosen, settings, execution=ExecutionSettings()))
-    assert steps[0].loss > 10 * steps[-1].loss
-    assert steps[-1].loss < 0.1
-    assert steps[0].tokens == int((batch.pos >= 0).sum())
-    if "accuracy" in steps[-1].metrics:
-        assert steps[-1].metrics["accuracy"] == 1.0
+    steps = train(model, Same(batch), chosen, settings, execution=ExecutionSettings())
+    first = next(steps)
+    assert first.tokens == int((batch.pos >= 0).sum())
+    assert any(
+        step.loss < min(0.1, first.loss / 10) and step.metrics.get("accuracy", 1.0) == 1.0
+        for step in steps
+    )
 
 
 @pytest.mark.parametrize("pieces", [2, 3])

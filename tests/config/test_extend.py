@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,7 @@ def test_each_module_says_how_it_starts(own_types):
     ):
         assert (weight == value).all()
     assert isinstance(block, nn.model.Block) and block.alpha == 1.5
-    zero = dataclasses.replace(cfg, init=config.Init(residual="zero"))
+    zero = replace(cfg, init=config.Init(residual="zero"))
     writes = build_model(zero, seed=1).decoder.blocks[0].ffn
     assert (writes.w3.weight == 0).all() and (writes.w1.weight != 0).all()
 

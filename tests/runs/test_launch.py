@@ -3,7 +3,6 @@ mistake."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -13,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -446,14 +446,14 @@ def test_the_log_has_each_groups_rate(corpus, tmp_path):
 
 def test_going_on_from_a_trained_model(corpus, finished_run, tmp_path):
     table = {"from": str(finished_run), "decoder.dropout": 0.0}
-    further = dataclasses.replace(settings(corpus, steps="1", context="none"), model=table)
-    further = dataclasses.replace(further, data=dataclasses.replace(further.data, tokenizer=None))
+    further = replace(settings(corpus, steps="1", context="none"), model=table)
+    further = replace(further, data=replace(further.data, tokenizer=None))
     ended = runs.run(further, tmp_path / "run")
     assert ended.loss < callbacks.read_log(finished_run / "log.jsonl")[0]["loss"] - 0.3
     model, tokenizer = store.load(tmp_path / "run")
     assert model.config.decoder.dropout == 0.0
     assert tokenizer is not None
-    wider = dataclasses.replace(
+    wider = replace(
         further, model={"from": str(finished_run), "decoder.pattern.feedforward.hidden": 8}
     )
     with mistake(r"ffn.*change only the head or pool"):
@@ -465,7 +465,7 @@ def test_a_mixture_of_corpora(corpus, tmp_path):
     second.write_text("".join(f"{i} to the third is {i**3}.\n" for i in range(300)))
     base = settings(corpus, steps="2")
     data = run_config.Data(train={str(corpus): 3.0, str(second): 1.0}, tokenizer="char")
-    assert runs.run(dataclasses.replace(base, data=data), tmp_path / "run").step == 2
+    assert runs.run(replace(base, data=data), tmp_path / "run").step == 2
 
 
 def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):

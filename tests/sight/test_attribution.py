@@ -7,15 +7,16 @@ and readers hold.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -35,12 +36,12 @@ STACKED = {name: cfg for name, cfg in tiny.ALL.items() if not c.recurrent(cfg).g
 STACKED.pop("reader")
 MODELS = {
     **STACKED,
-    "narrow": dataclasses.replace(
+    "narrow": replace(
         tiny.bert(),
         embed=c.Embed(tiny.VOCAB, segments=2, dim=24),
         head=c.Head(tied=False, transform="tanh"),
     ),
-    "scaled": dataclasses.replace(
+    "scaled": replace(
         tiny.DECODERS["glass"],
         embed=c.Embed(tiny.VOCAB, scale=3.0, previous_token_embeddings=2),
         head=c.Head(scale=0.5, bias=True),
@@ -49,14 +50,12 @@ MODELS = {
 
 POOLS = {
     "labels": tiny.ALL["bert"],
-    "last": dataclasses.replace(tiny.ALL["pooled"], pool=c.Pool("last", labels=2)),
+    "last": replace(tiny.ALL["pooled"], pool=c.Pool("last", labels=2)),
     "attention": tiny.ALL["pooled"],
-    "mean": dataclasses.replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
-    "max": dataclasses.replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
-    "unit": dataclasses.replace(
-        tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)
-    ),
-    "across": dataclasses.replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
+    "mean": replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
+    "max": replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
+    "unit": replace(tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)),
+    "across": replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
 }
 
 
@@ -119,7 +118,7 @@ class Held(nn.Module):
         y = x - x.mean(-1, keepdim=True) if isinstance(self.norm, LayerNorm) else x
         scale = (y.square().mean(-1, keepdim=True) + self.norm.eps).rsqrt().detach()
         y = y * scale * gain + (0.0 if shift is None else shift)
-        torch.testing.assert_close(y, right)
+        assert_close(y, right)
         return y
 
 
@@ -265,9 +264,7 @@ EDITS: dict[str, list[Any]] = {
 def test_under_edits_the_parts_sum_to_the_edited_logit(name, kind):
     model = model_of(name)
     args, body = inputs_of(model), model.config.main_body
-    changes = [
-        dataclasses.replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]
-    ]
+    changes = [replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]]
     if name == "phi2":
         changes = [edit for edit in changes if not edit.path.endswith(".mid")]
     attribution = attribute(model, None, **args, token=7, position=4, edits=changes)
@@ -293,9 +290,7 @@ def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder():
     attribution = attribute(model, None, tokens)
     assert (attribution.position, attribution.token) == (8, individual[-1].argmax().item())
     tokenizer = train_tokenizer("byte", specials=("[CLS]", "[SEP]", "[MASK]"))
-    encoder = build_model(
-        dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1
-    )
+    encoder = build_model(replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1)
     assert attribute(encoder, tokenizer, "ab___c").position == 3
     assert "Fixed at its gate" in attribute(encoder, tokenizer, "ab___c").notes[0]
 
@@ -313,7 +308,7 @@ def test_one_clear_sentence():
         attribute(model, None, [1, 2], token=3, against=3)
     with mistake("no head over tokens"):
         attribute(
-            build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1),
+            build_model(replace(tiny.DECODERS["llama"], head=None), seed=1),
             None,
             [1, 2],
         )

@@ -3,7 +3,7 @@ cosines are."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +27,9 @@ FIRST, SECOND = "a big cat sat", "no cat is a dog"
 def wordy(name):
     """A family with a vocabulary of bytes."""
     cfg = tiny.ALL[name]
-    cfg = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, vocab=300))
+    cfg = replace(cfg, embed=replace(cfg.embed, vocab=300))
     if getattr(cfg, "source_embed", None):
-        cfg = dataclasses.replace(
-            cfg, source_embed=dataclasses.replace(cfg.source_embed, vocab=300)
-        )
+        cfg = replace(cfg, source_embed=replace(cfg.source_embed, vocab=300))
     return build_model(cfg, seed=1).eval()
 
 
@@ -40,7 +38,7 @@ def unit(x):
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-@pytest.mark.parametrize("name", tiny.ALL)
+@pytest.mark.parametrize("name", ["llama", "gru", "bert", "t5"])
 def test_the_cosines_are_those_of_the_models_own_states(name):
     model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
     result = word_in_contexts(model, tokenizer, "cat", FIRST, SECOND)

@@ -8,10 +8,12 @@ and parsing.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -114,7 +116,7 @@ def test_attention_patched_by_itself_is_itself(name):
     model = MODELS[name]
     full = values(model)
     edits = [patch(path, full) for path in full if path.endswith(("scores", "pattern"))]
-    torch.testing.assert_close(logits(model, *edits), full["logits"], rtol=1e-4, atol=1e-4)
+    assert_close(logits(model, *edits), full["logits"], rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------ parts,
@@ -167,14 +169,14 @@ def test_a_heads_mean():
 
     with torch.no_grad():
         cut = model(tokens, tape=Tape(edits={f"{ATTENTION}.z": mean})).logits
-        torch.testing.assert_close(logits(model, edit), cut)
+        assert_close(logits(model, edit), cut)
         places = torch.arange(10)
         padded = edited(tokens, pos=torch.stack((places, (places - 4).clamp(min=-1))))
         alone = logits(model, edit, tokens=tokens[1:, 4:])
-        torch.testing.assert_close(padded[1:, 4:], alone)
+        assert_close(padded[1:, 4:], alone)
         documents = {"pos": places.remainder(4)[None], "document_ids": places[None] // 4}
         alone = logits(model, edit, tokens=tokens[:1, 4:8])
-        torch.testing.assert_close(edited(tokens[:1], **documents)[:, 4:8], alone)
+        assert_close(edited(tokens[:1], **documents)[:, 4:8], alone)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek", "nanomoe"])
@@ -199,7 +201,7 @@ def test_experts_are_off(name, off):
     if ffn.cfg.normalize:
         weight = weight / weight.sum(-1, keepdim=True)
     written = (each.take_along_dim(chosen[..., None], 2) * weight[..., None]).sum(2)
-    torch.testing.assert_close(observed["write"], written + plain.get("shared.write", 0))
+    assert_close(observed["write"], written + plain.get("shared.write", 0))
     untouched = ~torch.isin(indices, torch.tensor(off)).any(-1)
     twice = seen(model, f"{piece}.weight", scale(f"{piece}.weight", 2.0), *edits)
     # an earlier edit of theirs stays
@@ -298,7 +300,7 @@ def test_values_by_position_head_and_index():
         assert torch.equal(observed[path], want[path]), path
         if path.endswith("hidden"):
             written = model.decoder.blocks[0].ffn.down(want[path]).detach()
-            torch.testing.assert_close(observed[f"{ffn}.write"], written)
+            assert_close(observed[f"{ffn}.write"], written)
 
 
 def test_a_direction_between_two_texts():
@@ -307,7 +309,7 @@ def test_a_direction_between_two_texts():
     a, b = (look(model, tokenizer, text, path)[path][0, -1] for text in ("love", "hat"))
     plain = look(model, tokenizer, "abc", path)[path]
     moved = look(model, tokenizer, "abc", path, edits=[steer(path, ("love", "hat"), 2.0)])[path]
-    torch.testing.assert_close(moved, plain + 2 * (a - b))
+    assert_close(moved, plain + 2 * (a - b))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "vaswani", "bahdanau", "bert"])
@@ -336,7 +338,7 @@ def test_a_patch_of_one_head_and_of_attention():
     assert torch.equal(values(model, patch(z, present, positions=4, head=2))[z], want)
     observed = values(model, patch(pattern, present, positions=6))[z]
     want = present[pattern] @ plain[f"{ATTENTION}.v"].repeat_interleave(2, 1)
-    torch.testing.assert_close(observed[:, :, 6], want[:, :, 6])
+    assert_close(observed[:, :, 6], want[:, :, 6])
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "vaswani"])
@@ -354,10 +356,10 @@ def test_attention_is_set(name):
     want[:, 1, 5, 1], want[:, 1, 5, 2] = 0.75, 0.25
     want[:, 2, 6, 0] = 1
     want[:, 2, 6] /= want[:, 2, 6].sum(-1, keepdim=True)
-    torch.testing.assert_close(observed[f"{piece}.pattern"], want)
+    assert_close(observed[f"{piece}.pattern"], want)
     v = plain[f"{piece}.v"]
     v = v.repeat_interleave(4 // v.shape[1], 1)
-    torch.testing.assert_close(observed[f"{piece}.z"], want @ v)
+    assert_close(observed[f"{piece}.z"], want @ v)
 
 
 def test_attention_of_a_recurrent_decoder_is_set():
@@ -469,7 +471,7 @@ def test_generation_with_edits_is_the_uncached_one(name):
     for prompt, *row in zip(prompts, output.tokens, output.logprobs, strict=True):
         tokens, logprobs = uncached(model, edits, *([3, 4], prompt) if pair else (prompt, None), 9)
         assert row[0] == tokens
-        torch.testing.assert_close(row[1], logprobs, rtol=1e-4, atol=1e-4)
+        assert_close(row[1], logprobs, rtol=1e-4, atol=1e-4)
     far = torch.tensor(run(eos=()).logprobs) - torch.tensor(output.logprobs)
     assert far.abs().max() > 1e-2
     end = output.tokens[0][1]  # the first row ends and leaves; the others take its place
@@ -516,7 +518,7 @@ def test_without_edits_generation_has_no_tape(monkeypatch):
 
 def byte_model(specials=()):
     tokenizer = train_tokenizer("byte", specials=specials)
-    shape = dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size))
+    shape = replace(tiny.gpt2(), embed=c.Embed(tokenizer.size))
     return tiny.model(shape), tokenizer
 
 
@@ -555,10 +557,8 @@ def test_labels_with_edits():
     logits = classify(model, tokenizer, ["abc", "de"], edits=edits).probabilities
     ids = tokenizer.encode_pairs(["abc"], most=16)[0][0]
     observed = seen(model, "pool.write", *edits, tokens=ids).softmax(-1)
-    torch.testing.assert_close(logits[:1], observed)
-    tagger = build_model(
-        dataclasses.replace(base, pool=None, token_head=c.TokenHead(3)), seed=1
-    ).eval()
+    assert_close(logits[:1], observed)
+    tagger = build_model(replace(base, pool=None, token_head=c.TokenHead(3)), seed=1).eval()
     item, two = (
         tag(tagger, tokenizer, [["ab", "c"]], edits=group)[0].probabilities
         for group in (edits[:1], ())
@@ -733,7 +733,7 @@ def test_routers_are_seen_as_edited():
     )
     p = torch.tensor(row).softmax(0)[1:3]
     assert (observed[f"{piece}.chosen"] == torch.tensor([1, 2])).all()
-    torch.testing.assert_close(observed[f"{piece}.weight"], (p / p.sum()).expand(2, 10, -1))
+    assert_close(observed[f"{piece}.weight"], (p / p.sum()).expand(2, 10, -1))
 
 
 @pytest.mark.parametrize(

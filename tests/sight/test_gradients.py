@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,7 +128,7 @@ def test_a_label_of_a_classifier():
     assert (result.piece, result.position) == ("label 2", None)
     assert result.value == pytest.approx(pooled[2].item()) and abs(result.gap) < 1e-4
     assert saliency(model, None, tokens, of="label", steps=1).token == pooled.argmax().item()
-    bare = build_model(dataclasses.replace(tiny.bert(), head=None), seed=1)
+    bare = build_model(replace(tiny.bert(), head=None), seed=1)
     assert saliency(bare, None, tokens, steps=1).of == "label"
 
 
@@ -140,7 +140,7 @@ def test_where_the_walk_begins():
         answer(model, fields, {"embed.token": lambda _, x: x * 0}), abs=1e-10
     )
     tokenizer = train_tokenizer("byte", specials=("<pad>",))
-    wide = build_model(dataclasses.replace(tiny.DECODERS["gpt2"], embed=c.Embed(260)), seed=1)
+    wide = build_model(replace(tiny.DECODERS["gpt2"], embed=c.Embed(260)), seed=1)
     padded = saliency(wide, tokenizer, "abc", token="d", baseline="pad", steps=1)
     assert tokenizer.pad is not None and padded.baseline == "<pad>"
     fields = {"text": torch.tensor([[tokenizer.pad] * 3])}
@@ -162,7 +162,7 @@ def test_in_training_nothing_is_dropped_and_it_goes_on():
 
 def test_one_clear_sentence():
     model = tiny.model("llama")
-    bare = build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1)
+    bare = build_model(replace(tiny.DECODERS["llama"], head=None), seed=1)
     bert = tiny.model(tiny.OTHERS["bert"])
     for call, words in (
         (lambda: saliency(model, None, [1, 2], steps=0), "give 1 or more"),
@@ -180,7 +180,7 @@ def test_one_clear_sentence():
 
 
 def test_the_command(tmp_path, terminal):
-    wide = build_model(dataclasses.replace(tiny.DECODERS["gpt2"], embed=c.Embed(300)), seed=1)
+    wide = build_model(replace(tiny.DECODERS["gpt2"], embed=c.Embed(300)), seed=1)
     store.save(wide, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
     line = f"saliency {tmp_path}/model 'The cat' --steps 20"
     data = terminal.json(line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,11 +28,9 @@ TOKENIZER = train_tokenizer("byte", specials=("<s>", "</s>"))
 def wordy(name):
     """A family with a vocabulary of bytes."""
     cfg = tiny.ALL[name]
-    cfg = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, vocab=300))
+    cfg = replace(cfg, embed=replace(cfg.embed, vocab=300))
     if getattr(cfg, "source_embed", None):
-        cfg = dataclasses.replace(
-            cfg, source_embed=dataclasses.replace(cfg.source_embed, vocab=300)
-        )
+        cfg = replace(cfg, source_embed=replace(cfg.source_embed, vocab=300))
     return build_model(cfg, seed=1).eval().double()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import tiny_transformers
 from glassformer.sight import (
@@ -114,11 +115,11 @@ def test_the_lens_is_the_head_on_every_state(case):
             logits = case.head(state)[0, [1, -1]].log_softmax(-1)
         likely = logits.topk(3)
         assert lens.top[depth] == likely.indices.tolist()
-        torch.testing.assert_close(torch.tensor(lens.probability[depth]), likely.values.exp())
+        assert_close(torch.tensor(lens.probability[depth]), likely.values.exp())
         kl = (own.exp() * (own - logits)).sum(-1)
-        torch.testing.assert_close(torch.tensor(lens.kl[depth]), kl, rtol=1e-3, atol=1e-6)
+        assert_close(torch.tensor(lens.kl[depth]), kl, rtol=1e-3, atol=1e-6)
         chances = logits[:, 7].exp()
-        torch.testing.assert_close(torch.tensor(lens.tracked[0].probability[depth]), chances)
+        assert_close(torch.tensor(lens.tracked[0].probability[depth]), chances)
     assert lens.top[-1] == own.topk(3).indices.tolist() and lens.kl[-1] == [0.0, 0.0]
     assert "Each depth is read through" in lens.notes[0]
 
@@ -136,8 +137,8 @@ def test_saliency_is_the_gradient_by_the_embeddings(case):
     assert result.value == pytest.approx(logit.item(), abs=1e-6)
     norms = torch.tensor([token.norm for token in result.tokens])
     products = torch.tensor([token.product for token in result.tokens])
-    torch.testing.assert_close(norms, gradient[0].norm(dim=-1), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(products, (gradient * x).sum(-1)[0], rtol=1e-3, atol=1e-6)
+    assert_close(norms, gradient[0].norm(dim=-1), rtol=1e-4, atol=1e-6)
+    assert_close(products, (gradient * x).sum(-1)[0], rtol=1e-3, atol=1e-6)
     assert abs(result.gap) < 0.05 * abs(result.value - result.at_baseline) + 1e-3
     assert len(result.source) == (len(case.inputs["input_ids"][0]) if case.name == "T5" else 0)
 
@@ -410,7 +411,7 @@ def test_a_source_beside_a_text_is_read_by_the_encoder():
         source = reader(words, "pt")["input_ids"]
         expected = model(input_ids=source, decoder_input_ids=torch.tensor([target])).logits
         traced = trace(model, reader, "xyzuvw", source=words)
-        torch.testing.assert_close(traced.output.logits, expected, rtol=0, atol=0)
+        assert_close(traced.output.logits, expected, rtol=0, atol=0)
     # the target is longer than its source
     result = attribute(model, None, target, source=source[0].tolist())
     assert result.sum == pytest.approx(result.logit, abs=1e-5)

@@ -3,11 +3,12 @@ block."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -100,7 +101,7 @@ def test_tokens_that_all_see_each_other_are_patched_in_whole_runs():
         for layer in (0, 1)
         for head in range(4)
     ]
-    torch.testing.assert_close(torch.tensor(values), torch.tensor(want), rtol=1e-4, atol=1e-4)
+    assert_close(torch.tensor(values), torch.tensor(want), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
@@ -151,16 +152,12 @@ def test_where_the_texts_do_not_differ_nothing_does():
         tiny.model(tiny.gpt2()), None, CLEAN, CORRUPTED, answer=17, wrong=30, positions=[3, -1]
     )
     assert group.positions == [3, 7]
-    torch.testing.assert_close(
-        torch.tensor(group["resid"].value), torch.tensor(grid["resid"].value)[:, [3, 7]]
-    )
+    assert_close(torch.tensor(group["resid"].value), torch.tensor(grid["resid"].value)[:, [3, 7]])
 
 
 def test_a_grid_of_texts_is_told_in_words():
     tokenizer = train_tokenizer("byte")
-    model = build_model(
-        dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
-    ).eval()
+    model = build_model(replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1).eval()
     outputs: list[tuple[int, int]] = []
     grid = patch_grid(
         model, tokenizer, "a cat is", "a dog is", answer="x", progress=lambda *n: outputs.append(n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_the_place_of_a_blank_is_where_the_mask_is():
 
 
 def test_a_word_is_one_token():
-    model = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(280)), seed=1)
+    model = build_model(replace(tiny.DECODERS["llama"], embed=c.Embed(280)), seed=1)
     tokenizer = train_tokenizer("byte")
     assert (
         streams.word_id(model, tokenizer, "a") == ord("a") == streams.word_id(model, None, ord("a"))
@@ -68,7 +68,7 @@ def test_states_are_the_streams(name):
 def test_windows_begin_as_the_model_reads_a_text():
     tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
     for name in ("llama", "onward"):  # an encoder-decoder reads a corpus as its source
-        model = build_model(dataclasses.replace(tiny.ALL[name], embed=c.Embed(300)), seed=1)
+        model = build_model(replace(tiny.ALL[name], embed=c.Embed(300)), seed=1)
         (short,) = streams.windows(model, tokenizer, ["abc"])
         assert torch.equal(short, streams.prepare(model, tokenizer, "abc").tokens)
         edge = short.shape[1] - 3

@@ -3,13 +3,14 @@ says what it is."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -120,7 +121,7 @@ def test_a_translator_is_affine():
     with torch.no_grad():
         right = model.head(model.decoder.last_norm(h + weight[1] @ h + bias[1]), model.embed)
     result = logits_by_depth(model, tokens, tuned=lens)["decoder.blocks.0.resid"][3]
-    torch.testing.assert_close(result, right, rtol=1e-10, atol=1e-10)
+    assert_close(result, right, rtol=1e-10, atol=1e-10)
 
 
 def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merged():
@@ -163,7 +164,7 @@ def test_one_clear_sentence(tmp_path):
 
 
 def test_the_command(tmp_path, terminal):
-    model = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
+    model = build_model(replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
     store.save(model, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
     (tmp_path / "text.txt").write_text("The cat sat on the mat. " * 40)
     data, out = tmp_path / "text.txt", tmp_path / "lens.safetensors"
@@ -191,7 +192,7 @@ def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path, terminal, monkey
     pairs."""
     monkeypatch.chdir(tmp_path)
     tokenizer = train_tokenizer("byte", [])
-    model = build_model(dataclasses.replace(tiny.ALL["t5"], embed=c.Embed(tokenizer.size)), seed=1)
+    model = build_model(replace(tiny.ALL["t5"], embed=c.Embed(tokenizer.size)), seed=1)
     store.save(model, "model", tokenizer, layout="glassformer")
     pairs = [(f"one {n}", f"two words {n}") for n in range(12)]
     for name, lines in (
@@ -235,9 +236,7 @@ def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path, terminal, monkey
 
 def test_pairs_that_are_too_long_lose_their_end():
     tokenizer = train_tokenizer("byte", [])
-    model = build_model(
-        dataclasses.replace(tiny.ALL["vaswani"], embed=c.Embed(tokenizer.size)), seed=1
-    )
+    model = build_model(replace(tiny.ALL["vaswani"], embed=c.Embed(tokenizer.size)), seed=1)
     ((tokens, source),) = streams.pairs(model, tokenizer, [("s" * 500, "t" * 500)])
     assert tokens.shape[1] == source.shape[1] == model.config.context
     assert source[0, -1] == tokenizer.eos and tokens[0, -1] == tokenizer.encode("t")[0]

@@ -3,8 +3,8 @@ elsewhere."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,11 +33,11 @@ from glassformer.tasks.objectives.classify import ascent
 from mistakes import mistake
 
 BERT = tiny.bert()
-CLASSIFIER = dataclasses.replace(BERT, head=None, pool=config.Pool("first", "tanh", labels=3))
-NUMBER = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", labels=1))
-SENTENCES = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", normalize=True))
-TAGGER = dataclasses.replace(BERT, head=None, pool=None, token_head=config.TokenHead(3))
-LAST = dataclasses.replace(tiny.DECODERS["llama"], pool=config.Pool("last", labels=3))
+CLASSIFIER = replace(BERT, head=None, pool=config.Pool("first", "tanh", labels=3))
+NUMBER = replace(BERT, head=None, pool=config.Pool("mean", labels=1))
+SENTENCES = replace(BERT, head=None, pool=config.Pool("mean", normalize=True))
+TAGGER = replace(BERT, head=None, pool=None, token_head=config.TokenHead(3))
+LAST = replace(tiny.DECODERS["llama"], pool=config.Pool("last", labels=3))
 
 
 def packed(rows=4, length=14, seed=0):
@@ -64,15 +64,13 @@ def batches():
     targets = torch.where(present, tokens.roll(-1, 1), -1)
     few = torch.where(present & (torch.arange(tokens.shape[1]) % 4 == 1), tokens, -1)
     plain = Batch(tokens, torch.full_like(tokens, -1), pos, document_ids)
-    labelled = dataclasses.replace(plain, segments=(pos > 2).long(), labels=torch.arange(8) % 3)
+    labelled = replace(plain, segments=(pos > 2).long(), labels=torch.arange(8) % 3)
     return {
-        "masked": (objectives.Masked(), BERT, dataclasses.replace(plain, targets=few)),
+        "masked": (objectives.Masked(), BERT, replace(plain, targets=few)),
         "prefix": (
             objectives.Prefix(),
             tiny.DECODERS["llama"],
-            dataclasses.replace(
-                plain, targets=torch.where(pos > 2, targets, -1), prefix=present & (pos < 3)
-            ),
+            replace(plain, targets=torch.where(pos > 2, targets, -1), prefix=present & (pos < 3)),
         ),
         "span": (
             objectives.Span(),
@@ -93,12 +91,12 @@ def batches():
         "tag": (
             objectives.Tag(),
             TAGGER,
-            dataclasses.replace(plain, targets=torch.where(few < 0, -1, few % 3)),
+            replace(plain, targets=torch.where(few < 0, -1, few % 3)),
         ),
         "classify alone": (
             objectives.Classify(),
             LAST,
-            dataclasses.replace(labelled, segments=None),
+            replace(labelled, segments=None),
         ),
         "classify, agree and push": (
             objectives.Classify(rdrop=2.0, adversarial=0.1),
@@ -108,12 +106,12 @@ def batches():
         "regression, agree and push": (
             objectives.Classify(regression=True, rdrop=1.0, adversarial=0.1),
             NUMBER,
-            dataclasses.replace(plain, labels=torch.linspace(-1, 1, 8)),
+            replace(plain, labels=torch.linspace(-1, 1, 8)),
         ),
         "regression": (
             objectives.Classify(regression=True),
             NUMBER,
-            dataclasses.replace(plain, labels=torch.linspace(-1, 1, 8)),
+            replace(plain, labels=torch.linspace(-1, 1, 8)),
         ),
         "contrast": (objectives.Contrast(), SENTENCES, plain),
     }
@@ -144,7 +142,7 @@ class Same:
 def test_no_objective_asks_the_device(name, asked_nothing):
     """Pools do: they count documents where the positions lie."""
     chosen, shape, batch = CASES[name]
-    shape = dataclasses.replace(shape, pool=None)
+    shape = replace(shape, pool=None)
     moved = batch.to("meta")
     with asked_nothing():
         model = build_model(shape, seed=1).bfloat16().to("meta").train()
@@ -161,7 +159,7 @@ def test_what_the_host_counts_is_what_is_there(name):
     chosen, shape, batch = CASES[name]
     model = build_model(shape, seed=1).train()
     results = []
-    for args in (batch, dataclasses.replace(batch, host=batch)):
+    for args in (batch, replace(batch, host=batch)):
         model.zero_grad()
         done = loss.backward(model, args, chosen, 0.1)
         grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -200,7 +198,7 @@ def test_pieces_are_the_whole_batch(name, pieces):
             if batch.labels is not None and batch.labels.is_floating_point()
             else batch.labels
         )
-        sums = gradients(model, dataclasses.replace(batch, labels=label), chosen, count, 0.1)
+        sums = gradients(model, replace(batch, labels=label), chosen, count, 0.1)
         results.append(
             (sums, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
         )
@@ -227,7 +225,7 @@ def test_bf16_is_near_fp32(name):
 
 def test_dropout_is_the_same_in_both_readings_of_pieces():
     chosen, shape, batch = CASES["contrast"]
-    shape = dataclasses.replace(shape, encoder=dataclasses.replace(shape.encoder, dropout=0.3))
+    shape = replace(shape, encoder=replace(shape.encoder, dropout=0.3))
     model = build_model(shape, seed=1).double()
     torch.manual_seed(3)
     sums = gradients(model, batch, chosen, 2)
@@ -272,7 +270,7 @@ def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
 
 def test_a_batch_that_asks_nothing_is_skipped():
     chosen, shape, batch = CASES["masked"]
-    batch = dataclasses.replace(batch, targets=torch.full_like(batch.targets, -1))
+    batch = replace(batch, targets=torch.full_like(batch.targets, -1))
     step = next(
         train(
             build_model(shape, seed=1),
@@ -331,13 +329,8 @@ SMALL = {
 
 def shape_of(result):
     """A tiny model's config as a run file has it, with dropout."""
-    stacks = {
-        name: dataclasses.replace(stack, dropout=0.1)
-        for name, stack in config.stacks(result).items()
-    }
-    result = dataclasses.replace(
-        result, embed=dataclasses.replace(result.embed, vocab=130), **stacks
-    )
+    stacks = {name: replace(stack, dropout=0.1) for name, stack in config.stacks(result).items()}
+    result = replace(result, embed=replace(result.embed, vocab=130), **stacks)
     return serial.to_dict(result)
 
 
@@ -382,7 +375,7 @@ def settings(data, objective, **changes):
         if key.startswith("data.")
     }
     options = {key: value for key, value in changes.items() if not key.startswith("data.")}
-    return dataclasses.replace(
+    return replace(
         base,
         data=serial.change(base.data, inside, "data"),
         train=serial.change(base.train, {"objective": objective, **options}, "train"),
@@ -463,21 +456,19 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
 )
 def test_an_objective_that_does_not_fit_the_shape(objective, shape, message, data, tmp_path):
     with mistake(message):
-        runs.run(
-            dataclasses.replace(settings(data, objective), model=shape_of(shape)), tmp_path / "run"
-        )
+        runs.run(replace(settings(data, objective), model=shape_of(shape)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_data_of_the_wrong_kind(data, tmp_path):
     query = settings(data, "Masked")
-    wrong = dataclasses.replace(query, data=run_config.Examples(str(data / "labels.tsv")))
+    wrong = replace(query, data=run_config.Examples(str(data / "labels.tsv")))
     with mistake(
         r"Masked learns from running text; set \[data\] type = "
         r'"Data"'
     ):
         runs.run(wrong, tmp_path / "run")
-    wrong = dataclasses.replace(settings(data, "Classify"), data=query.data)
+    wrong = replace(settings(data, "Classify"), data=query.data)
     with mistake(
         r"Classify learns from examples; set \[data\] type = "
         r'"Examples"'
@@ -505,9 +496,7 @@ def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, message, dat
 )
 def test_compiled_is_as_written_out(name):
     chosen, shape, batch = CASES[name]
-    model = build_model(
-        dataclasses.replace(shape, pool=None) if name == "masked" else shape, seed=1
-    )
+    model = build_model(replace(shape, pool=None) if name == "masked" else shape, seed=1)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, backend="aot_eager", dynamic=False)
@@ -541,7 +530,7 @@ def test_the_compiled_loss_is_the_loss():
 def dropping(shape, seed=1):
     """The model with dropout in its blocks."""
     return build_model(
-        dataclasses.replace(shape, encoder=dataclasses.replace(shape.encoder, dropout=0.3)),
+        replace(shape, encoder=replace(shape.encoder, dropout=0.3)),
         seed=seed,
     )
 

@@ -3,11 +3,11 @@ weights."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -214,7 +214,7 @@ def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
 
 def test_split_leaves_out_nothing():
     batch = next(Random(rows=5))
-    pieces = split(dataclasses.replace(batch, pos=batch.targets), 3)
+    pieces = split(replace(batch, pos=batch.targets), 3)
     assert [len(piece.tokens) for piece in pieces] == [2, 2, 1]
     assert pieces[0].document_ids is None
     assert torch.equal(torch.cat([piece.pos for piece in pieces]), batch.targets)
@@ -413,7 +413,7 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
         place = torch.arange(12).expand(4, -1)
         if case.get("packed"):
             size = 4 + number
-            batch = dataclasses.replace(batch, pos=place % size, document_ids=place // size)
+            batch = replace(batch, pos=place % size, document_ids=place // size)
         results = []
         for runner in (model, view):
             model.zero_grad()
@@ -537,7 +537,7 @@ def test_several_in_a_row_stop_the_training_with_one_sentence():
 
 
 def test_a_batch_without_targets_is_skipped():
-    batch = dataclasses.replace(next(Random()), targets=torch.full((4, 12), -1))
+    batch = replace(next(Random()), targets=torch.full((4, 12), -1))
     (step,) = steps_of(batches=iter([batch]), steps=1)
     assert "no targets" in step.skipped
 
@@ -595,7 +595,7 @@ def test_the_kind_of_a_machine_is_read_off_its_flags(tmp_path, monkeypatch, kind
     ],
 )
 def test_the_table_decides(kind, width, dtype):
-    assert execution.find_rule(dataclasses.replace(tiny(), dim=width), kind).dtype == dtype
+    assert execution.find_rule(replace(tiny(), dim=width), kind).dtype == dtype
 
 
 def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkeypatch):

@@ -3,7 +3,7 @@ device."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_what_the_host_counts_is_what_is_there(name):
     batch = Batch(tokens, tokens.where(pos >= 0, -1), pos, ids, *source)
     model = build_model(shape, seed=0).train()
     results = []
-    for args in (batch, dataclasses.replace(batch, host=batch)):
+    for args in (batch, replace(batch, host=batch)):
         model.zero_grad()
         done = backward(model, args, Causal(), 0.0)
         pooled = [] if model.config.pool is None else [forward(model, args).pooled]

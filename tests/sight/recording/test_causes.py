@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -116,9 +117,7 @@ def test_it_is_the_gradient_of_the_model_with_these_fixed():
         expected = shares[token].item()
         assert causes[f"model.embed_tokens[0,{token}]"] == pytest.approx(expected, abs=1e-6)
     assert len(causes.causes) == 6  # no token after it, and no bias
-    torch.testing.assert_close(
-        causes.gradients["model.embed_tokens[0,2]"], gradient[0, 2], rtol=1e-5, atol=1e-6
-    )
+    assert_close(causes.gradients["model.embed_tokens[0,2]"], gradient[0, 2], rtol=1e-5, atol=1e-6)
 
 
 # ----------------------------------------------------------------------------------- our own models
@@ -305,9 +304,7 @@ def test_by_place_the_shares_are_the_whole():
     places = trace.attribute("output[0,4,1]", "x[0,place,channel]")
     assert places["x"] == pytest.approx(whole["x"], abs=1e-12)
     assert sum(cause.kind == "chosen" for cause in places.causes) == 30
-    torch.testing.assert_close(
-        whole.gradients["x"][0, 2, 3], places.gradients["x[0,2,3]"], rtol=0, atol=1e-12
-    )
+    assert_close(whole.gradients["x"][0, 2, 3], places.gradients["x[0,2,3]"], rtol=0, atol=1e-12)
     assert json.loads(json.dumps(places.to_dict()))["sum"] == places.sum
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import glassformer
 import hard_modules
@@ -81,7 +82,7 @@ def test_a_part_is_computed_from_the_parts_that_it_needs(name):
             pairs = zip(operation.inputs, needed.inputs, strict=True)
             result = operation.run([rules.read(x, at) for x, at in pairs])[value.output]
             close = 1e-2 if value.dtype == torch.bfloat16 else 1e-5
-            torch.testing.assert_close(
+            assert_close(
                 result[rules.relative(region, needed.output)],
                 rules.read(value, region),
                 rtol=close,
@@ -99,7 +100,7 @@ def test_attention_in_steps_is_the_fused_function(mask, keys):
     arguments: dict[str, Any] = {"attn_mask": bias, "is_causal": mask == "causal", "scale": 0.3}
     arguments["enable_gqa"] = keys < 4
     fused = F.scaled_dot_product_attention(q, k, k + 1, **arguments)
-    torch.testing.assert_close(attention(q, k, k + 1, **arguments), fused)
+    assert_close(attention(q, k, k + 1, **arguments), fused)
 
 
 def test_a_line_says_which_variables_it_fills():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import glassformer
 import tiny
@@ -36,7 +37,7 @@ def test_values_are_those_that_looking_gives():
     model, tokens = tiny.model("llama"), tiny.tokens(1, 11)
     observed, full = look(model, None, tokens), trace(model, None, tokens)
     for path, value in observed.items():
-        torch.testing.assert_close(full[path], value, rtol=1e-5, atol=1e-5)
+        assert_close(full[path], value, rtol=1e-5, atol=1e-5)
     assert torch.equal(full["decoder.blocks.1.attn.q"], observed["decoder.blocks.1.attn.q"])
     assert isinstance(glassformer.trace(model, None, tokens), Trace)
 
@@ -48,8 +49,8 @@ def test_a_head_or_a_row_is_that_of_the_whole():
             if op.quadratic:
                 full, h = item[op.id], op.shape[1] - 1
                 row, head = second[f"{op.id}[{h},7,:]"], second[f"{op.id}[0,:,:]"]
-                torch.testing.assert_close(row, full[0, h, 7], rtol=1e-6, atol=1e-6)
-                torch.testing.assert_close(head, full[0, 0], rtol=1e-6, atol=1e-6)
+                assert_close(row, full[0, h, 7], rtol=1e-6, atol=1e-6)
+                assert_close(head, full[0, 0], rtol=1e-6, atol=1e-6)
 
 
 def test_the_sum_of_a_score_by_hand():
@@ -57,7 +58,7 @@ def test_the_sum_of_a_score_by_hand():
     q, k = item["decoder.blocks.0.attn.q"], item["decoder.blocks.0.attn.k"]
     cell = item.explain("decoder.blocks.0.attn.qk[3,7,2]")
     products = (q[0, 3, 7] * k[0, 1, 2]).double()  # four heads read two keys: head 3 the second
-    torch.testing.assert_close(cell.terms, q[0, 3, 7].double() * k[0, 1, 2].double())
+    assert_close(cell.terms, q[0, 3, 7].double() * k[0, 1, 2].double())
     assert cell.value == pytest.approx(float(products.sum()), rel=1e-6)
     assert [len(group) for group in cell.factors] == [8, 8]
     assert cell.operands[0].address == "decoder.blocks.0.attn.q[3,7,0]"
@@ -102,7 +103,7 @@ def test_what_is_over_the_bound_is_computed_again(name, keep):
     assert full.tier == "full" and little.tier == "part"
     assert little.kept_bytes <= keep < full.kept_bytes
     for op in full.plan:
-        torch.testing.assert_close(little[op.id], full[op.id], rtol=1e-5, atol=1e-5, msg=op.id)
+        assert_close(little[op.id], full[op.id], rtol=1e-5, atol=1e-5, msg=op.id)
         at = op.id + f"[{','.join('0' for _ in op.shape)}]"
         assert little.explain(at).to_dict(4)["terms"] == full.explain(at).to_dict(4)["terms"]
 

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import tiny_transformers
 import walked
@@ -86,7 +87,7 @@ def edits_equal_hooks(name):
         edited = trace.edit({path: change})
         expected = hooked(model, path, inputs, change)
         for ours, theirs in zip(tensors_of(edited.output), expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+            assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -19,7 +19,7 @@ from glassformer.core.config import objective as objectives
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
 from glassformer.formats import tuning
 from glassformer.formats.checkpoint import Checkpoint
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
 
@@ -102,18 +102,7 @@ def test_an_adapter_on_a_quantized_model_comes_back(folder, tmp_path):
     assert torch.equal(tiny.logits(back), tiny.logits(model))
 
 
-@pytest.mark.parametrize(
-    "changes, sentence",
-    [
-        ({"version": 2}, "upgrade glassformer"),
-        ({"version": True}, "upgrade glassformer"),
-        ({"group": 64}, "in groups of 64"),
-        ({"group": 0}, "groups of 0"),
-        ({"group": "x"}, "group"),
-        ({"dtype": "int3"}, "int3"),
-        ({"more": 1}, "more"),
-    ],
-)
+@pytest.mark.parametrize("changes, sentence", SENTENCES["quantized weights"])
 def test_a_page_that_lies_is_refused(folder, changes, sentence):
     page = {"version": 1, "group": 32, "dtype": "float32"} | changes
     edit_json(folder / "config.json", quantization=page)

@@ -27,7 +27,7 @@ from glassformer.core.errors import UserError
 from glassformer.formats import resolve, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import callbacks, launch, progress, report, run_config, run_file
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 from tiny import equal_tensors
 
 SETTINGS = {
@@ -496,16 +496,7 @@ def test_a_folder_that_holds_a_run(corpus, finished_run):
     assert (finished_run / "step-000040").is_dir()
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"steps": "30"}, r"train.steps is 40 there and 30 here"),
-        ({"optimizer.lr": "0.1"}, r"train.optimizer.lr"),
-        ({"optimizer": "AdamW"}, r"train.optimizer is Muon there and AdamW here"),
-        ({"decoder.depth": "4"}, r"model.decoder.depth is 2 there and 4 here"),
-        ({"data.valid": "0.2"}, r"data.valid"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", SENTENCES["another config"])
 def test_resuming_with_another_config_names_what_differs(corpus, finished_run, changes, message):
     before = weights(finished_run)
     refuse(message, settings(corpus, **changes), finished_run, resume=True)

@@ -42,7 +42,7 @@ from glassformer.sight.looking import token_ids
 from glassformer.sight.reading import Reading, build_hooks
 from glassformer.tasks.evaluation import likelihoods, score
 from glassformer.tasks.predictions import classify, tag
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 MODELS = {name: tiny.model(cfg) for name, cfg in tiny.ALL.items()}
 ATTENTION = "decoder.blocks.0.attn"
@@ -595,57 +595,16 @@ def test_an_edit_reads_as_it_is_written(line):
         parse(line).path = 1
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("", "is no edit"),
-        ("head_off", "is no edit"),
-        ("__import__('os').system('true')", "is no edit"),
-        ("head_of('a', 1)", 'Did you mean "head_off"'),
-        ("eval('1')", "There is no edit 'eval'"),
-        ("head_off(open('x'), 1)", "only texts, numbers"),
-        ("head_off('a')", "missing a required argument: 'head'"),
-        ("head_off('a', 1, often=2)", "takes path, head, fill, positions"),
-        ("head_off('a', 1, positions='x')", "give a number"),
-        ("head_off(*[1])", "only texts"),
-    ],
-)
+@pytest.mark.parametrize("line, message", SENTENCES["lines that are no edit"])
 def test_a_line_that_is_no_edit_is_refused(line, message):
     with mistake(message.replace("(", r"\(")):
         parse(line)
 
 
 @pytest.mark.parametrize(
-    ("name", "edit", "message"),
+    "name, edit, message",
     [
-        ("gpt2", head_off("decoder.blocks.7.attn", 1), 'Did you mean "decoder.blocks.1.attn"'),
-        ("gpt2", head_off("decoder.block.1.attn", 1), 'Did you mean "decoder.blocks.1.attn"'),
-        ("gpt2", head_off("decoder.blocks.1.attn", 4), "has heads 0 to 3"),
-        ("gpt2", mlp_off("decoder.blocks.1.attn"), 'Did you mean "decoder.blocks.1.ffn"'),
-        ("gpt2", expert_off("decoder.blocks.1.ffn", 0), "no mixture of experts"),
-        ("mixtral", expert_off("decoder.blocks.1.ffn", 4), "experts 0 to 3"),
-        ("gpt2", scale("decoder.blocks.0.residual", 2.0), 'Did you mean "decoder.blocks.0.resid"'),
-        (
-            "gpt2",
-            scale("decoder.blocks.0.resid", 2.0, positions=10),
-            "position 10: the text has at most 10",
-        ),
-        ("gpt2", scale("decoder.blocks.0.resid", 2.0, positions=-11), "no position -11"),
-        ("gpt2", scale("decoder.blocks.0.resid", 2.0, index=32), "has no index 32"),
-        ("gpt2", scale("decoder.blocks.0.resid", 2.0, head=0), "has no heads"),
-        ("gpt2", set_value("decoder.blocks.0.resid", [1.0, 2.0]), "takes 32"),
-        ("gpt2", steer("decoder.blocks.0.resid", [1.0]), "takes 32"),
-        ("gpt2", steer("decoder.blocks.0.resid", ("a", "b")), "A tokenizer is needed"),
-        ("gpt2", mask_token(10), "no position 10"),
-        ("gpt2", mask_token(1, "source"), "Only an encoder-decoder has a source"),
-        ("gpt2", swap_token(3, 50), "0 to 49"),
-        ("gpt2", swap_token(12, 5), "0 to 9"),
-        ("gru", mask_token(2), "use swap_token"),
-        ("gru", head_off("decoder.cells.0", 1), "has no attention"),
-        ("bert", scale("pool.write", 1.0, positions=1), "leave positions out"),
-        ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "cannot attend to position 5"),
-        ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights must be numbers"),
-        ("gpt2", set_attention(ATTENTION, 0, 2, {1: -0.5}), "weights must be numbers of 0 or more"),
+        *SENTENCES["edits"],
         (
             "gpt2",
             patch("decoder.embed", {"decoder.out": torch.zeros(1, 10, 32)}),
@@ -736,18 +695,7 @@ def test_routers_are_seen_as_edited():
     assert_close(observed[f"{piece}.weight"], (p / p.sum()).expand(2, 10, -1))
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("head_off(3, 0)", "path is 3; give str"),
-        ("attn_off([1])", r"path is \[1\]; give str"),
-        ("mask_token('x')", "position is 'x'; give int"),
-        ("set_value('*.resid', 0, 1e38)", r"positions is 1e\+38; give Positions"),
-        ("set_attention('*.attn', 0, 0.5, [1.0])", "query is 0.5; give Positions"),
-        ("swap_token(0, [1])", r"token is \[1\]; give int | str"),
-        ("patch(5, {})", "path is 5; give str"),
-    ],
-)
+@pytest.mark.parametrize("text, sentence", SENTENCES["literals of an edit"])
 def test_a_literal_of_another_type_is_a_sentence(text, sentence):
     with mistake(sentence):
         parse(text)

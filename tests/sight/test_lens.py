@@ -19,7 +19,7 @@ from glassformer import load
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import attribute, edits, logit_lens, logits_by_depth, look, saliency
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 DATA = Path(os.environ.get("GLASSFORMER_DATA", Path(__file__).parents[3] / "shared/data"))
 STORIES = DATA / "stories260K"
@@ -123,17 +123,7 @@ def test_only_the_asked_columns_are_computed(monkeypatch):
     assert logit_lens(model, None, tiny.tokens(1, 40), positions="all").positions == list(range(40))
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("llama", r"decoder.last_norm \(RMSNorm\) and the head"),
-        ("bert", "normed already and no last norm is applied"),
-        ("vaswani", "the encoder has no head over tokens"),
-        ("t5", "the encoder has no head over tokens"),
-        ("gru", "no residual stream"),
-        ("onward", "has no last norm"),
-    ],
-)
+@pytest.mark.parametrize("name, words", SENTENCES["lenses"])
 def test_how_it_was_read_is_said(name, words):
     model = tiny.model(name)
     tokens, source = texts(model)

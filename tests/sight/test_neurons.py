@@ -13,7 +13,7 @@ from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import neurons, top_activations
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -175,28 +175,7 @@ def test_a_limit_and_bounded_memory():
     assert result.read == 200 and len(taken) < 6
 
 
-@pytest.mark.parametrize(
-    ("name", "query", "words"),
-    [
-        ("gpt2", "hidden", "is no neuron; give a path and a number"),
-        (
-            "gpt2",
-            "decoder.blocks.0.ffn.hiden[0]",
-            r"Did you mean .decoder\.blocks\.0\.ffn\.hidden.\?",
-        ),
-        (
-            "gpt2",
-            "nosuch[5]",
-            r'is called "nosuch"\. There are: '
-            r".*decoder\.blocks\.\*\.ffn\.\{.*hidden",
-        ),
-        ("gpt2", "decoder.blocks.0.ffn.hidden[64]", r"has numbers up to \[63\]"),
-        ("gpt2", "decoder.blocks.0.ffn.hidden[0,1]", r"has numbers up to \[63\]"),
-        ("mixtral", "decoder.blocks.0.ffn.hidden[0]", r"up to \[3,31\] \(expert, neuron\)"),
-        ("gpt2", "decoder.blocks.0.attn.pattern[0]", "No value of each token is called"),
-        ("t5", "decoder.blocks.0.ffn.hidden[0]", "ask for its encoder"),
-    ],
-)
+@pytest.mark.parametrize("name, query, words", SENTENCES["neurons"])
 def test_one_clear_sentence(name, query, words):
     with mistake(words):
         top_activations(wordy(name), TOKENIZER, TEXTS, [query])

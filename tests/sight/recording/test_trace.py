@@ -16,7 +16,7 @@ from glassformer.sight import edits, look
 from glassformer.sight.recorded import trace
 from glassformer.sight.recording import Explanation
 from glassformer.sight.recording.trace import Trace
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 
 def of(name, length=11, **kwargs):
@@ -164,22 +164,7 @@ def test_tokens_have_names():
     assert len(item.lines()) == len(item.plan) + 1
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("decoder.blocks.0.attn.score[0,1,1]", r'Did you mean "decoder.blocks.0.attn.scores"'),
-        ("decoder.blocks.7.attn.q", "Nothing has the address"),
-        ("decoder.blocks.0.attn.scores[4,1,1]", "4 is outside 0 to 3"),
-        (
-            "decoder.blocks.0.attn.scores[0,1,1,1,1]",
-            r"has 3 sides \(H 4 x T 11 x S 11\) and the index 5; give 3, without the batch row",
-        ),
-        ("decoder.blocks.0.attn.scores[a]", "is no index"),
-        ("[3", "is no address"),
-        ("decoder.blocks.0.attn.scores[0,1,:]", "give one of them"),
-        ("decoder.blocks.0.attn.scores", "give one of them"),
-    ],
-)
+@pytest.mark.parametrize("address, message", SENTENCES["addresses"])
 def test_what_is_no_address_gets_a_sentence(address, message):
     with mistake(message):
         of("llama").explain(address)

@@ -32,6 +32,7 @@ from glassformer.families.mixers import (
 from glassformer.families.routed import RoutedMoE, ScaledInputMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
 from glassformer.families.sparse_mixer import SparseMixerMoE
+from seeding import generator_from
 
 VOCAB = 50
 DIM = 32
@@ -379,7 +380,7 @@ def with_dropout(config, dropout):
 
 
 def tokens(rows=3, length=20, seed=0):
-    return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, VOCAB, (rows, length), generator=generator_from(seed))
 
 
 def inputs_of(model):

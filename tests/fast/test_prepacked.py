@@ -22,6 +22,7 @@ from glassformer.core.nn.replace import replace_modules
 from glassformer.fast.packed_layers import PrepackedLinear, PrepackedProjection
 from glassformer.fast.prepacked import packable, prepack, unpack
 from glassformer.formats import tuning
+from seeding import generator_from
 from tiny import DECODERS, VOCAB
 
 pytestmark = pytest.mark.skipif(
@@ -111,7 +112,7 @@ def test_a_view_of_a_model_says_the_same(name):
     assert list(model.modules()) == modules
     assert not any(isinstance(module, SWAPPED) for module in modules)
     assert all(a is b for a, b in zip(model.parameters(), view.model.parameters(), strict=True))
-    tokens = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(VOCAB, (2, 9), generator=generator_from(0))
     same(view.model, model, *[tokens] * (2 if name == "vaswani" else 1))
 
 

@@ -27,13 +27,14 @@ from glassformer.fast.quantized import (
 from glassformer.fast.rounding import searched
 from glassformer.formats import tuning
 from mistakes import mistake
+from seeding import generator_from
 
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
 FAMILIES = sorted(tiny.ALL.keys() - RECURRENT)
 
 
 def weight_of(bits, shape=(40, 100), group=32):
-    plain = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    plain = torch.randn(shape, generator=generator_from(1))
     return plain, parameter(Codes.of(searched(plain, bits, group), bits, group), torch.float32)
 
 

@@ -26,6 +26,7 @@ from glassformer import UserError
 from glassformer.formats import pretrained, store
 from glassformer.formats import torch_files as torchfiles
 from mistakes import mistake
+from seeding import generator_from
 
 V = 11
 C = 12
@@ -44,7 +45,7 @@ class Draw:
 
     def __init__(self):
         self.made = {}
-        self.generator = torch.Generator().manual_seed(4)
+        self.generator = generator_from(4)
 
     def __call__(self, name, *shape, around=0.0):
         if name not in self.made:

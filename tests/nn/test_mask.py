@@ -23,6 +23,7 @@ from glassformer.scale import cost
 from glassformer.scale.cost import count_pairs
 from glassformer.sight import masks
 from mistakes import SENTENCES, mistake
+from seeding import generator_from
 from tiny import tokens
 
 RULES_DRAWN = {  # by hand from their definitions: query i, key j
@@ -169,7 +170,7 @@ def situation(name, mask_rule, causal, length=45):
 
 
 def computed(engine, mask, kv_heads, softcap):
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     T = mask.q_pos.shape[1]
     S = mask.k_pos.shape[1]
     q, k, v = (

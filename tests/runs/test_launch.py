@@ -531,11 +531,8 @@ def test_what_cannot_fit_is_refused_before_it_starts(corpus, tmp_path):
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_models_that_do_not_fit(corpus, tmp_path):
+def test_a_vocabulary_that_does_not_fit(corpus, tmp_path):
     refuse(r"only 5; raise it", settings(corpus, **{"embed.vocab": "5"}), tmp_path / "run")
-    refuse(r"There is no recipe", settings(corpus, recipe="glass/1x"), tmp_path / "run")
-    refuse(r'"dept".*"depth"', settings(corpus, **{"decoder.dept": "2"}), tmp_path / "run")
-    refuse(r"There is no file, folder or named corpus", settings("pythn-docs"), tmp_path / "run")
 
 
 # ------------------------------------------------------------------------------------ the view

@@ -26,6 +26,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import tuning
 from glassformer.sight import attribute, edits, logits_by_depth, look
 from mistakes import mistake
+from seeding import generator_from
 from tiny import inputs_of
 
 STORIES = (
@@ -62,7 +63,7 @@ POOLS = {
 def model_of(name):
     """In fp64, no bias zero and no gain one."""
     model = tiny.model({**MODELS, **POOLS}[name]).double()
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     with torch.no_grad():
         for name_of_weight, weight in model.named_parameters():
             if weight.ndim == 1 or name_of_weight.endswith("down_bias"):

@@ -17,6 +17,7 @@ from glassformer.formats import store
 from glassformer.sight import look
 from glassformer.sight.heads import SCORES, measure
 from mistakes import mistake
+from seeding import generator_from
 
 L = 12
 T = 2 * L + 1
@@ -151,7 +152,7 @@ def test_the_shuffled_text_has_the_same_tokens_and_repeats_none_in_its_place():
     from glassformer.sight.heads import _texts
 
     for seed in range(20):
-        draw = torch.Generator().manual_seed(seed)
+        draw = generator_from(seed)
         (repeated, shuffled), _ = _texts(tiny.VOCAB, None, L, draw)
         assert torch.equal(repeated[1 : L + 1], repeated[L + 1 :])
         assert torch.equal(repeated[: L + 1], shuffled[: L + 1])
@@ -194,7 +195,7 @@ def test_norms_are_those_of_a_plain_calculation():
     head_scores = glassformer.head_scores(model, draws=2, length=8, seed=3)
     from glassformer.sight.heads import _texts
 
-    draw, expected = torch.Generator().manual_seed(3), []
+    draw, expected = generator_from(3), []
     for _ in range(2):
         (repeated, _), _ = _texts(tiny.VOCAB, None, 8, draw)
         observed = look(model, None, repeated, "decoder.blocks.1.attn.*")

@@ -26,6 +26,7 @@ from glassformer.sight import (
 )
 from glassformer.sight.heads import _texts, measure
 from mistakes import mistake
+from seeding import generator_from
 
 pytest.importorskip("transformers")
 
@@ -145,7 +146,7 @@ def test_saliency_is_the_gradient_by_the_embeddings(case):
 
 def test_the_heads_score_what_their_patterns_score(case):
     result = head_scores(case.model, draws=2, length=8, seed=3)
-    draw, expected = torch.Generator().manual_seed(3), []
+    draw, expected = generator_from(3), []
     for _ in range(2):
         texts, sources = _texts(tiny_transformers.VOCAB, None, 8, draw)
         name = "decoder_input_ids" if case.name == "T5" else "input_ids"
@@ -167,7 +168,7 @@ def test_the_size_of_what_a_head_moves():
     case = Case("GPT2")  # one whose matrices are laid the other way round
     result = head_scores(case.model, draws=2, length=8, seed=3)
     block = case.model.transformer.h[1].attn
-    draw, expected = torch.Generator().manual_seed(3), []
+    draw, expected = generator_from(3), []
     for _ in range(2):
         (text, _), _ = _texts(tiny_transformers.VOCAB, None, 8, draw)
         values: list[Tensor] = []

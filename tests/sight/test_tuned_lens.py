@@ -20,6 +20,7 @@ from glassformer.formats import store, tuning
 from glassformer.sight import TunedLens, fit_tuned_lens, logit_lens, logits_by_depth, streams
 from glassformer.sight.tuned_lens import fingerprint
 from mistakes import mistake
+from seeding import generator_from
 
 Pair = tuple[Tensor, Tensor | None]
 
@@ -109,7 +110,7 @@ def test_untrained_it_is_the_logit_lens():
 def test_a_translator_is_affine():
     """h + W h + b before the norm, by hand."""
     model = tiny.model("llama").double()
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     weight, bias = (
         torch.randn(shape, generator=draw).double() * 0.1 for shape in ((2, 32, 32), (2, 32))
     )

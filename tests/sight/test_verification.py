@@ -24,6 +24,7 @@ from glassformer.sight import counterparts, layouts, probes
 from glassformer.sight.agreement import differing, tolerance
 from glassformer.tasks import recurrence
 from mistakes import mistake
+from seeding import generator_from
 
 
 @pytest.fixture(autouse=True)
@@ -256,8 +257,7 @@ def test_near_ties_of_experts_are_told_from_routers_that_err(monkeypatch):
         for name, weight in model.named_parameters():
             if name.endswith("router.weight"):
                 weight.copy_(
-                    weight[:1]
-                    + 3e-8 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+                    weight[:1] + 3e-8 * torch.randn(weight.shape, generator=generator_from(0))
                 )
     for seed in range(3):
         result = checks(model, seed=seed, against="hf")

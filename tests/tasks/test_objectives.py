@@ -31,6 +31,7 @@ from glassformer.tasks import objectives
 from glassformer.tasks.correlation import matthews, pearson, ranks
 from glassformer.tasks.objectives.classify import ascent
 from mistakes import mistake
+from seeding import generator_from
 
 BERT = tiny.bert()
 CLASSIFIER = replace(BERT, head=None, pool=config.Pool("first", "tanh", labels=3))
@@ -42,7 +43,7 @@ LAST = replace(tiny.DECODERS["llama"], pool=config.Pool("last", labels=3))
 
 def packed(rows=4, length=14, seed=0):
     """Rows of two documents and some padding: tokens, pos, docs."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = generator_from(seed)
     tokens = torch.randint(5, tiny.VOCAB, (rows, length), generator=draw)
     pos = torch.full((rows, length), -1)
     document_ids = torch.full((rows, length), -1)
@@ -284,7 +285,7 @@ def test_a_batch_that_asks_nothing_is_skipped():
 
 
 def test_contrast_is_cross_entropy_of_cosines_both_ways():
-    vectors = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    vectors = torch.randn(6, 8, generator=generator_from(0))
     a = F.normalize(vectors[0::2], dim=-1)
     b = F.normalize(vectors[1::2], dim=-1)
     scores = torch.tensor([[float(x @ y) / 0.05 for y in b] for x in a])
@@ -305,7 +306,7 @@ def test_measures():
     assert matthews(message, right) == pytest.approx(by_hand)
     assert matthews(torch.ones(4), torch.tensor([0, 1, 1, 0])) == 0.0
     assert ranks(torch.tensor([3.0, 1.0, 3.0, 9.0])).tolist() == [2.5, 1.0, 2.5, 4.0]
-    x, y = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
+    x, y = torch.randn(2, 50, generator=generator_from(0))
     assert pearson(x, y) == pytest.approx(
         float(torch.corrcoef(torch.stack((x, y)))[0, 1]), rel=1e-4
     )
@@ -511,7 +512,7 @@ def test_compiled_is_as_written_out(name):
 
 
 def test_the_compiled_loss_is_the_loss():
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     results = []
     for to_grad in (None, torch.compile(loss.logits_to_grad, backend="aot_eager")):
         draw.manual_seed(0)

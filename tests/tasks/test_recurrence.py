@@ -20,6 +20,7 @@ from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.scale.cost import cost
 from mistakes import mistake
+from seeding import generator_from
 from tiny import ALL, tokens
 
 PAIRS = ["cho", "bahdanau", "additive-lstm"]
@@ -60,9 +61,7 @@ def test_equals_torch(cell, variants, engine):
     pos = torch.arange(9).repeat(3, 1)
     lengths = torch.tensor([4, 9, 6])
     pos[pos >= lengths[:, None]] = -1
-    weigh = (
-        torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(0)) * (pos >= 0)[:, :, None]
-    )
+    weigh = torch.randn(3, 9, 32, generator=generator_from(0)) * (pos >= 0)[:, :, None]
     hidden = model(rows, pos=pos, logits="none").hidden
     (hidden * weigh).sum().backward()
     grad = model.embed.token.weight.grad.clone()

@@ -29,6 +29,7 @@ from glassformer.fast.training.bf16_replica import Bf16Replica
 from glassformer.fast.training.blockwise import blockwise
 from glassformer.fast.training.execution import ExecutionSettings, choose_execution
 from mistakes import mistake
+from seeding import generator_from
 from tiny import equal_tensors
 
 PLAIN = ExecutionSettings()
@@ -51,7 +52,7 @@ class Random:
         return self
 
     def __next__(self):
-        draw = torch.Generator().manual_seed(0 if self.repeat else self.at)
+        draw = generator_from(0 if self.repeat else self.at)
         self.at += 1
         tokens = torch.randint(self.vocab, (self.rows, self.length + 1), generator=draw)
         targets = tokens[:, 1:].clone()
@@ -104,7 +105,7 @@ def gradients_of(model, batch, pieces=1):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeypatch):
     monkeypatch.setattr(loss, "LOGITS_IN_CACHE", 50 * 2)  # several passes a piece
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     hidden, table, *biases = values = [
         torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True)
         for shape in [(37, 16), (50, 16)] + [(50,)] * bias
@@ -317,7 +318,7 @@ def test_muon_is_torchs(monkeypatch):
     # stacks of two, and of a few smaller ones
     monkeypatch.setattr(muon, "STACK_NUMEL", 24 * 16 * 2)
     shapes = [(24, 16), (16, 24), (16, 16), (24, 16), (8, 16), (16, 24)]
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     start, *grads = ([torch.randn(shape, generator=draw) for shape in shapes] for _ in range(4))
     local, reference = ([torch.nn.Parameter(value.clone()) for value in start] for _ in range(2))
     optimizers = (
@@ -362,7 +363,7 @@ def test_adamw_is_torchs_with_the_gradients_of_the_mean():
 def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
     """The directions of a stack are each matrix's own; the 124M shape's 72 matrices take six stacks
     instead of 72."""
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     one_by_one = [torch.randn(24, 40, generator=draw, dtype=torch.bfloat16) for _ in range(7)]
     for matrix, result in zip(one_by_one, muon.orthogonal(torch.stack(one_by_one)), strict=True):
         alone = muon.orthogonal(matrix[None])[0]

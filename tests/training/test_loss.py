@@ -16,6 +16,7 @@ from glassformer.core.nn.experts import Dispatch
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
 from glassformer.core.training.loss import backward, cross_entropy, forward, sums, tokens_in
+from seeding import generator_from
 
 
 def rows(packed, device, source=False):
@@ -79,7 +80,7 @@ def packed(more=0):
         for number, length in enumerate(lengths):
             local = slice(at, at := at + length + more)
             pos[row, local], ids[row, local] = torch.arange(length + more), number
-    draw = torch.Generator().manual_seed(more)
+    draw = generator_from(more)
     return torch.randint(5, tiny.VOCAB, (3, 14), generator=draw), pos, ids
 
 

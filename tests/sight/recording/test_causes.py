@@ -24,6 +24,7 @@ from glassformer.sight import attribute
 from glassformer.sight.recording import ModuleTrace
 from glassformer.sight.recording.operations import Operation
 from mistakes import mistake
+from seeding import generator_from
 from tiny import inputs_of
 from tiny_transformers import SIZES
 
@@ -33,7 +34,7 @@ IDS = torch.tensor([[5, 3, 8, 61, 7, 22, 9, 4]])
 def deep(model):
     """In float64, no bias zero and no gain one."""
     model = model.eval().double()
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.1 * torch.randn(weight.shape, generator=draw)

@@ -85,7 +85,7 @@ def test_the_way_back_ends_at_tables_and_weights(name):
 
     def follow(address, depth=0):  # every operand of a few cells, all the way
         cell = item.explain(address)
-        if cell.address in observed or len(observed) > 150:
+        if cell.address in observed or len(observed) > 75:
             return
         observed.add(cell.address)
         for operand in cell.operands[:3] + cell.operands[-2:]:

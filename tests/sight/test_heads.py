@@ -167,7 +167,7 @@ def test_the_shuffled_text_has_the_same_tokens_and_repeats_none_in_its_place():
 KINDS = "gpt2 llama gemma2 mixtral alibi prefix deepseek_v2 lfm2 qwen3_next bert modernbert t5"
 
 
-@pytest.mark.parametrize("name", [*KINDS.split(), "bahdanau", "two vocabularies"])
+@pytest.mark.parametrize("name", [*KINDS.split(), "two vocabularies"])
 def test_every_family_with_heads_is_measured(name):
     model = tiny.model(name)
     head_scores = glassformer.head_scores(model, draws=2, length=8)

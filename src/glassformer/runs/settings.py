@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import inspect
 import json
 import re
 import typing
 from collections.abc import Iterator
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
 from .. import families  # noqa: F401  # their mechanisms are types of the slots
 from ..core import config
@@ -63,7 +63,7 @@ SECTIONS: tuple[tuple[str, tuple[type, ...]], ...] = (
 """The classes of a run file's tables, and what stands before their settings."""
 
 
-_hints = functools.cache(typing.get_type_hints)
+_hints = cache(get_type_hints)
 
 
 def all_settings() -> Iterator[Setting]:
@@ -141,7 +141,7 @@ def _nested_fields(kind: type, prefix: str, above: tuple[type, ...]) -> Iterator
                 yield from _nested_fields(inner, f"{setting.path}.", (*above, kind, inner))
 
 
-@functools.cache
+@cache
 def meaning(kind: type) -> dict[str, str]:
     """The meaning of each field of a dataclass: the comment behind or
     above it, or that of the field it inherits."""

@@ -8,6 +8,7 @@ import tiny
 from glassformer.core.config import objective as objectives
 from glassformer.core.nn import build_model
 from glassformer.formats import tuning
+from seeding import generator_from
 
 LORA = objectives.LoRA(rank=3, alpha=6.0, target_modules=("*.attn.q", "*.attn.v"))
 
@@ -16,7 +17,7 @@ def moved(shape, options=LORA, seed=1):
     """A model with a change beside it that says something."""
     model = build_model(shape, seed=seed).eval()
     tuning.tune(model, options)
-    draw = torch.Generator().manual_seed(9)
+    draw = generator_from(9)
     with torch.no_grad():
         for _, weight in tuning.trained(model):
             weight.add_(torch.randn(weight.shape, generator=draw) * 0.1)

@@ -42,6 +42,15 @@ def terminal(capsys):
     return Terminal(capsys)
 
 
+@pytest.fixture(scope="session")
+def checker():
+    """A process that checks learners' files; it takes seconds to start."""
+    from glassformer.learn.checking import Checker
+
+    with Checker() as started:
+        yield started
+
+
 @pytest.fixture
 def chosen(monkeypatch):
     """The names of the attention engines that ran, in order."""

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from seeding import generator_from
+
 WIDTH = 8
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 CALLS = {}
 
 
 def noise(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return torch.randn(shape, generator=generator_from(seed), dtype=dtype)
 
 
 def call(name):

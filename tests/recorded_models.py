@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import tiny_transformers
@@ -16,7 +15,7 @@ WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "the", "cat", "sat", "on"
 WORDS += ["log", "and"]
 
 
-def tokenizer() -> Any:
+def tokenizer():
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -26,7 +25,7 @@ def tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special)
 
 
-def saved(name: str, folder: Path, with_words: bool = True) -> Path:
+def saved(name, folder, with_words=True):
     """A folder as transformers saves it."""
     model: Any = tiny_transformers.build(name)
     model.save_pretrained(folder)

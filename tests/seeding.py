@@ -22,3 +22,8 @@ def seed_all(seed):
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def generator_from(seed):
+    """A generator of random numbers that begins at a seed."""
+    return torch.Generator().manual_seed(seed)

@@ -6,6 +6,7 @@ import dataclasses
 import doctest
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def model_for(name):
         "tag": {"token_head": c.TokenHead(2)},
     }
     if name in heads:
-        cfg = dataclasses.replace(tiny.ALL["bert"], **heads[name])
+        cfg = replace(tiny.ALL["bert"], **heads[name])
     elif name == "fill":
         cfg = tiny.ALL["bert"]
     elif name in ("translate", "convert"):
@@ -64,8 +65,8 @@ def model_for(name):
         words = [*SPECIALS, *dict.fromkeys(TEXT.lower().split())]
         Path("vocab.txt").write_text("\n".join(words), encoding="utf-8")
         tokenizer = open_tokenizer(Path())
-    embed = dataclasses.replace(cfg.embed, vocab=tokenizer.size)
-    return tiny.model(dataclasses.replace(cfg, embed=embed)), tokenizer
+    embed = replace(cfg.embed, vocab=tokenizer.size)
+    return tiny.model(replace(cfg, embed=embed)), tokenizer
 
 
 RUN = """

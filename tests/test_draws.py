@@ -24,6 +24,7 @@ from glassformer.fast import cpu_blocks
 from glassformer.formats import weights
 from glassformer.scale.cost import cost
 from glassformer.sight.layouts import DocumentReader, Documents
+from seeding import generator_from
 
 VOCAB = 30
 CONTEXT = 32
@@ -212,7 +213,7 @@ def hold(seed, monkeypatch):
     """Every law, for the config of this seed."""
     cfg = drawn(seed)
     assert serial.loads(c.Model, serial.dumps(cfg)) == cfg
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_from(seed)
     model = build_model(cfg, seed=seed).eval()
     assert cost(cfg).total == sum(p.numel() for p in model.parameters())
     assert len(weights.shapes(cfg))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import pytest
 import torch
@@ -57,7 +57,6 @@ def near(remaining, right):
 
 
 every_family = pytest.mark.parametrize("name", ALL)
-every_decoder = pytest.mark.parametrize("name", DECODERS)
 
 
 @every_family
@@ -80,7 +79,7 @@ def test_same_seed_same_weights_and_no_memory_on_meta(name):
 
 @every_family
 def test_saved_loaded_counted_and_adapted(name, tmp_path):
-    model = tiny.model(ALL[name])
+    model = tiny.model(name)
     second_tokens = tokens()
     store.save(model, tmp_path / name, layout="glassformer")
     back, _ = store.load(tmp_path / name)
@@ -177,7 +176,7 @@ def test_every_engine_equals_eager(name, engine, monkeypatch, chosen):
     layers = needs(ALL[name])
     if all(layer & CANNOT[engine] for layer in layers):
         pytest.skip(f"no layer that {engine} can compute: it would test another engine")
-    model = tiny.model(ALL[name])
+    model = tiny.model(name)
     model.engine = engine
     output = forward(model, tokens())
     fallback = {
@@ -189,26 +188,21 @@ def test_every_engine_equals_eager(name, engine, monkeypatch, chosen):
     near(output, forward(model, tokens()))
 
 
-def chunked(*sizes):
-    """Each document through a cache in parts: of these sizes, then token by token; a prefix is
-    read in one go."""
+def in_parts(documents, prefix):
+    """Each document through a cache: 7, 1, 1 and 6 tokens, then token by token; a prefix is read in
+    one go."""
 
-    def layout(documents, prefix):
-        def cut(length):
-            inside = [end for end in accumulate(sizes) if prefix <= end < length] or [prefix or 1]
-            borders = [0, *inside, *range(inside[-1] + 1, length + 1)]
-            return [end - start for start, end in pairwise(borders)]
+    def cut(length):
+        ends = [end for end in (7, 8, 9, 15) if prefix <= end < length] or [prefix]
+        borders = [0, *ends, *range(ends[-1] + 1, length + 1)]
+        return [end - start for start, end in pairwise(borders)]
 
-        return documents.chunked(cut, 0, 1, 2)
-
-    return layout
+    return documents.chunked(cut, 0, 1, 2)
 
 
 CACHED = {
     "one pass": lambda documents, _: documents.chunked(lambda length: [length], 0, 1, 2),
-    "token by token": chunked(1),
-    "7 1 1 6": chunked(7, 1, 1, 6),
-    "3, the rest": lambda documents, _: documents.chunked(lambda length: [3, length - 3], 0, 1, 2),
+    "parts": in_parts,
     "left, then tokens": lambda documents, _: documents.generated("left", 6),
     "right, then tokens": lambda documents, _: documents.generated("right", 6),
 }
@@ -243,7 +237,7 @@ def compare_layout(model, layout, tolerance):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_equals_alone(name, layout):
     if layout not in CACHED or name in DECODERS or name in PAIRS:
-        compare_layout(tiny.model(ALL[name]), layout, 1e-5)
+        compare_layout(tiny.model(name), layout, 1e-5)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -255,26 +249,8 @@ def test_padded_source_equals_alone_beyond_rounding(name, side):
     compare_layout(model, side, 1e-12)
 
 
-@every_decoder
-def test_cache_forks_reorders_and_trims(name):
-    model = tiny.model(DECODERS[name])
-    second_tokens = tokens()
-    cache = Cache(model.config)
-    model(second_tokens[:, :10], cache=cache)
-    cache.select(torch.arange(len(second_tokens)).repeat_interleave(2))
-    near(
-        model(second_tokens[:, 10:11].repeat_interleave(2, 0), cache=cache).logits[::2, 0],
-        model(second_tokens[:, :11]).logits[:, 10],
-    )
-    cache.select(torch.tensor([4, 0]))
-    near(
-        model(second_tokens[[2, 0], 11:12], cache=cache).logits[:, 0],
-        model(second_tokens[[2, 0], :12]).logits[:, 11],
-    )
-
-
 def test_a_window_keeps_only_the_window():
-    model = tiny.model(DECODERS["starcoder2"])
+    model = tiny.model("starcoder2")
     cache = Cache(model.config)
     for piece in tokens(1, 60).split(1, dim=1):
         model(piece, cache=cache)
@@ -282,7 +258,7 @@ def test_a_window_keeps_only_the_window():
 
 
 def test_a_token_is_written_in_place():
-    model = tiny.model(DECODERS["llama"])
+    model = tiny.model("llama")
     cache = Cache(model.config)
     moved = 0
     last = None
@@ -295,7 +271,7 @@ def test_a_token_is_written_in_place():
 
 @every_family
 def test_a_tape_changes_nothing(name):
-    model = tiny.model(ALL[name])
+    model = tiny.model(name)
     plain = forward(model, tokens())
     tape = Tape("*")
     assert torch.equal(forward(model, tokens(), tape=tape), plain)
@@ -320,7 +296,7 @@ def test_a_tape_changes_nothing(name):
 
 
 def test_an_edit_changes_what_flows():
-    model = tiny.model(DECODERS["llama"])
+    model = tiny.model("llama")
     silenced = Tape(
         "*.attn.write", edits={"*.blocks.0.attn.write": lambda path, x: torch.zeros_like(x)}
     )
@@ -339,7 +315,7 @@ def test_a_tape_draws_no_random_numbers():
 
 @every_family
 def test_last_and_none(name):
-    model = tiny.model(ALL[name])
+    model = tiny.model(name)
     output = forward(model, tokens())
     near(forward(model, tokens(), logits="last")[:, 0], output[:, -1])
     assert forward(model, tokens(), logits="none").numel() == 0
@@ -357,10 +333,12 @@ def test_overfits_one_batch(name):
             loss = torch.nn.functional.cross_entropy(
                 forward(model, second_tokens).flatten(0, 1), target.flatten()
             )
+            if loss < 0.1:
+                return
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    assert loss < 0.1
+    raise AssertionError(loss)
 
 
 def test_every_parameter_of_every_family_gets_a_gradient():
@@ -409,7 +387,7 @@ def test_fast_paths_are_taken_only_when_legal():
 
 
 def test_wrong_tokens_are_refused():
-    model = tiny.model(DECODERS["gpt2"])
+    model = tiny.model("gpt2")
     assert isinstance(model, Decoder)
     with mistake("positions"):
         model(tokens(1, tiny.CONTEXT + 1))
@@ -418,7 +396,7 @@ def test_wrong_tokens_are_refused():
     with mistake("integers"):
         model(torch.zeros(4, dtype=torch.long))
     with mistake("source"):
-        tiny.model(ALL["t5"])(tokens())
+        tiny.model("t5")(tokens())
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])

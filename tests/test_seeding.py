@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from seeding import seed_from
+from seeding import generator_from, seed_from
 
 Drawn = tuple[float, float, float]
 
@@ -23,7 +23,7 @@ def draw():
 
 
 def draw_from(seed):
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_from(seed)
     return (
         random.Random(seed).random(),
         float(np.random.RandomState(seed).random_sample()),

@@ -4,6 +4,7 @@ whole of it."""
 from __future__ import annotations
 
 import ast
+import functools
 import html
 import io
 import re
@@ -181,12 +182,24 @@ GOLDEN = {
 3."""
 
 
-@pytest.mark.parametrize("page", GOLDEN)
-def test_golden_numbers(page, monkeypatch):
+@pytest.fixture
+def computed(monkeypatch):
+    """The module that computes what a page's cells give."""
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    from computed import computed_text
+    import computed
 
-    text = computed_text(DOCS / "learn" / f"{page}.md")
+    return computed
+
+
+@functools.cache
+def text_of(computed, page):
+    """What the cells of a page give; each page is computed once."""
+    return computed.computed_text(DOCS / page)
+
+
+@pytest.mark.parametrize("page", GOLDEN)
+def test_golden_numbers(page, computed):
+    text = text_of(computed, f"learn/{page}.md")
     if "it needs the folder" in text:
         pytest.skip("the data folder is missing")
     assert [number for number in GOLDEN[page] if number not in text] == []
@@ -210,21 +223,14 @@ def test_eighty_examples_are_listed_and_their_places_exist():
 
 
 @pytest.mark.parametrize("page", sorted({row["path"] for row in ROWS}))
-def test_what_an_example_is_known_by_stands_on_its_page(page, monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    import computed
-
-    monkeypatch.setattr(computed, "pages", computed.Pages())
-    text = (DOCS / page).read_text(encoding="utf-8") + computed.computed_text(DOCS / page)
+def test_what_an_example_is_known_by_stands_on_its_page(page, computed):
+    text = (DOCS / page).read_text(encoding="utf-8") + text_of(computed, page)
     plain = " ".join(html.unescape(text).split())
     looks = [row["look"] for row in ROWS if row["path"] == page]
     assert [look for look in looks if look.lower() not in plain.lower()] == []
 
 
-def test_recorded_values_stand_in_for_the_data_folder(monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    import computed
-
+def test_recorded_values_stand_in_for_the_data_folder(computed, monkeypatch):
     monkeypatch.setattr(computed, "pages", computed.Pages(data=False))
     text = computed.computed_text(DOCS / "learn" / "01-tokens.md")
     assert [number for number in GOLDEN["01-tokens"] if number not in text] == []
@@ -238,9 +244,7 @@ def test_recorded_values_stand_in_for_the_data_folder(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["01-tokens", "06-shapes"])
-def test_recorded_values_are_those_of_today(page, monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    import computed
+def test_recorded_values_are_those_of_today(page, computed):
     from prelude import DATA
 
     if not (DATA / "tok-bert-cased").exists():
@@ -267,15 +271,10 @@ PROSE = {
 
 
 @pytest.mark.parametrize("page", PROSE)
-def test_sentences_hold_for_the_numbers(page, monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    import computed
-
-    path = DOCS / "learn" / f"{page}.md"
-    computed.computed_text(path)
-    assert [
-        message for message in PROSE[page] if not eval(message, computed.pages.space(str(path)))
-    ] == []
+def test_sentences_hold_for_the_numbers(page, computed):
+    text_of(computed, f"learn/{page}.md")
+    cells = computed.pages.space(str(DOCS / "learn" / f"{page}.md"))
+    assert [message for message in PROSE[page] if not eval(message, cells)] == []
 
 
 LEARN = sorted(path.name for path in (DOCS / "learn").glob("*.md"))

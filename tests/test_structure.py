@@ -438,9 +438,9 @@ def test_importing_the_package_and_asking_for_help_load_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("kind", ["recipe", "run file", "examples", "folder"])
+@pytest.mark.parametrize("kind", ["run file", "examples", "folder"])
 def test_what_a_model_costs_is_said_without_torch(kind, tmp_path):
-    name = {"recipe": "glass/1m", "run file": "runs/demo.toml"}.get(kind, str(tmp_path))
+    name = "runs/demo.toml" if kind == "run file" else str(tmp_path)
     if kind == "examples":
         (tmp_path / "a.tsv").write_text("text\tlabel\n" + "one\t0\ntwo\t1\n" * 20)
         name = str(tmp_path / "run.toml")

@@ -32,6 +32,7 @@ from glassformer.families.mixers import (
 from glassformer.families.routed import RoutedMoE, ScaledInputMoE
 from glassformer.families.sinks import ClampedMoE, SinkAttention
 from glassformer.families.sparse_mixer import SparseMixerMoE
+from seeding import generator_from
 
 VOCAB = 50
 DIM = 32
@@ -369,7 +370,9 @@ RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that
 
 
 def model(config, seed=1):
-    return build_model(config, seed=seed).eval()
+    """A model of a config, or of the family of a name."""
+    shape = (ALL | SINKS)[config] if isinstance(config, str) else config
+    return build_model(shape, seed=seed).eval()
 
 
 def with_dropout(config, dropout):
@@ -377,7 +380,7 @@ def with_dropout(config, dropout):
 
 
 def tokens(rows=3, length=20, seed=0):
-    return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, VOCAB, (rows, length), generator=generator_from(seed))
 
 
 def inputs_of(model):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from seeding import generator_from
+
 # for each class the groups of sizes that it takes, and its own; null is a size that it refuses
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 SIZES = TABLES["sizes"]
@@ -47,7 +49,7 @@ def build(name):
     torch.manual_seed(0)
     config = getattr(transformers, config_name)(**sizes)
     model = getattr(transformers, model_name)(config).eval()
-    generator = torch.Generator().manual_seed(1)
+    generator = generator_from(1)
     corrections = [b for name, b in model.named_buffers() if name.endswith("score_correction_bias")]
     for parameter in [*model.parameters(), *corrections]:
         if parameter.dim():
@@ -57,7 +59,7 @@ def build(name):
 
 def inputs(name):
     """The arguments of one pass."""
-    generator = torch.Generator().manual_seed(3)
+    generator = generator_from(3)
 
     def noise(*shape):
         return torch.randn(shape, generator=generator)

@@ -19,6 +19,7 @@ from glassformer.tasks.classics import average, bag, vectors, word2vec, word_ind
 from glassformer.tasks.classics.vectors import Vectors
 from glassformer.tasks.classics.word2vec import Settings, Word2Vec
 from mistakes import mistake
+from seeding import generator_from
 
 KINDS = ("skip-gram", "cbow")
 
@@ -82,8 +83,8 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(kind, monkeypatch
         [[random.Random(i).choice("abcdefg") for _ in range(5)] for i in range(9)] + [[*"gfedcba"]]
     )
     model = Word2Vec(words, Settings(kind, dim=5, window=2, negative=4, sample=10.0, seed=3))
-    model.outputs = torch.randn(model.outputs.shape, generator=torch.Generator().manual_seed(1))
-    model.inputs = torch.randn(model.inputs.shape, generator=torch.Generator().manual_seed(2))
+    model.outputs = torch.randn(model.outputs.shape, generator=generator_from(1))
+    model.inputs = torch.randn(model.inputs.shape, generator=generator_from(2))
     ids, pos, reach = model._rows(0, len(words))
     before = model.inputs.double().clone(), model.outputs.double().clone()
     inputs, outputs = (table.clone() for table in before)
@@ -450,7 +451,7 @@ def minilm():
     return store.load(Path(package.get_model_path()))
 
 
-def cosines(minilm, word: str, *texts: str) -> list[float]:
+def cosines(minilm, word, *texts):
     return word_in_contexts(*minilm, word, *texts).cosine
 
 

@@ -3,7 +3,6 @@ completion."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -11,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -180,7 +180,7 @@ def test_completion(line, result):
 def model(tmp_path_factory) -> str:
     """A tiny decoder with a tokenizer of bytes, as a folder."""
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    result = dataclasses.replace(DECODERS["llama"], embed=c.Embed(300), context=32)
+    result = replace(DECODERS["llama"], embed=c.Embed(300), context=32)
     store.save(build_model(result, seed=1), folder, train("byte"), layout="glassformer")
     return str(folder)
 
@@ -422,7 +422,7 @@ def loud(tmp_path_factory):
     init = c.Init(std=0.4)
     left = c.Stack(2, (block,), c.Rotary())
     both = c.Stack(2, (block,), c.Rotary(), causal=False)
-    crossed = c.Stack(2, (dataclasses.replace(block, cross=c.Attention(4)),), c.Rotary())
+    crossed = c.Stack(2, (replace(block, cross=c.Attention(4)),), c.Rotary())
     configs = {
         "decoder": c.Decoder(16, 32, embed, left, init=c.Init(std=0.3)),
         "labels": c.Encoder(16, 32, embed, both, None, init, c.Pool("mean", labels=2)),

@@ -9,18 +9,25 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from glassformer.learn import progress_file
+from glassformer.learn import checking, progress_file
 from glassformer.learn.exercise import catalogue, find
 from mistakes import SENTENCES
 
 COMMAND = [sys.executable, "-m", "glassformer", "learn"]
 
 
-def test_the_way_of_a_learner(tmp_path, terminal, monkeypatch):
+@pytest.fixture
+def one_worker(checker, monkeypatch):
+    """All checks of the command by one process that stays up: to start one takes seconds."""
+    monkeypatch.setattr(checking, "Checker", lambda exercises: nullcontext(checker))
+
+
+def test_the_way_of_a_learner(tmp_path, terminal, monkeypatch, one_worker):
     monkeypatch.chdir(tmp_path)
     exercise = find("causal-mask")
     path = Path("causal_mask.py")
@@ -53,17 +60,13 @@ def test_the_way_of_a_learner(tmp_path, terminal, monkeypatch):
     assert progress_file.state(exercise, progress_file.read_progress(tmp_path)) == "done"
 
 
-def command(folder, line):
-    """The real command, in a folder."""
-    return subprocess.run([*COMMAND, *line.split()], cwd=folder, capture_output=True, text=True)
-
-
 def test_the_real_command_over_a_class(tmp_path):
     exercise = find("causal-mask")
     for learner, code in (("ada", exercise.solution), ("bob", exercise.starter)):
         (tmp_path / learner).mkdir()
         (tmp_path / learner / "work.py").write_text(f"# exercise: causal-mask\n{code}")
-    done = command(tmp_path, "check --all . --json --grades out/class.csv --gradebook canvas")
+    words = ["check", "--all", ".", "--json", "--grades", "out/class.csv", "--gradebook", "canvas"]
+    done = subprocess.run([*COMMAND, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     grades = (tmp_path / "out" / "class.csv").read_text().splitlines()
     assert grades[2:] == ["ada,,,ada,,10", "bob,,,bob,,0"]
@@ -72,7 +75,7 @@ def test_the_real_command_over_a_class(tmp_path):
     assert not list(tmp_path.rglob(progress_file.FILE))
 
 
-def test_a_class_as_a_table(tmp_path, terminal):
+def test_a_class_as_a_table(tmp_path, terminal, one_worker):
     (tmp_path / "ada.py").write_text("# exercise: causal-mask\nwhile True: pass\n")
     (tmp_path / "bob.py").write_text("nothing")
     output = terminal(f"learn check --all {tmp_path} --seconds 0.3")
@@ -105,12 +108,11 @@ def test_grades_are_of_a_class(tmp_path, terminal):
     assert not (tmp_path / "a.csv").exists()
 
 
-def test_a_broken_file_through_the_real_command(tmp_path):
+def test_a_broken_file_is_one_sentence(tmp_path, terminal, one_worker):
     (tmp_path / "a.py").write_text("# exercise: norms\ndef layer_norm(:\n")
-    done = command(tmp_path, "check a.py")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "line 2: invalid syntax: Python cannot read your file" in done.stdout
+    output = terminal(f"learn check {tmp_path}/a.py", code=1)
+    assert "Traceback" not in output + terminal.notes
+    assert "line 2: invalid syntax: Python cannot read your file" in output
 
 
 def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from glassformer.cli import main
 from glassformer.sight.recording import outside
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 CODE = """
 import torch
@@ -85,19 +85,7 @@ def test_the_function_may_read_the_text(file, capsys):
         assert total == pytest.approx(record["value"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name, text, words",
-    [
-        ("model.py", "5", "FILE.py:FUNCTION"),
-        ("nowhere.py:make", "5", "FILE.py:FUNCTION"),
-        ("model.py:nothing", "5", 'no function "nothing"'),
-        ("model.py:number", "5", 'no function "number"'),
-        ("model.py:word", "5", "torch.nn.Module"),
-        ("model.py:make", "to be", "token ids"),
-        ("model.py:make", "5 99", "fails on this text"),
-        ("model.py:broken", "5", "fails on this text"),
-    ],
-)
+@pytest.mark.parametrize("name, text, words", SENTENCES["why"])
 def test_mistakes_are_sentences(file, name, text, words, capsys):
     assert main(["why", "--model-file", str(file.parent / name), text, "output[0,0,0]"]) != 0
     error = capsys.readouterr().err
@@ -172,16 +160,7 @@ def text(): return nn.Linear(2, 2), lambda text: 1 / 0
 """
 
 
-@pytest.mark.parametrize(
-    "function, sentence",
-    [
-        ("argument", r"The model's file fails: TypeError: .*missing 1 required"),
-        ("fails", r"The model's file fails \(broken.py:6\): ValueError: no luck"),
-        ("number", "returns Linear; it must return a torch.nn.Module, or a module and a function"),
-        ("three", "returns tuple; it must return"),
-        ("text", r"The model's file fails \(broken.py:9\): ZeroDivisionError"),
-    ],
-)
+@pytest.mark.parametrize("function, sentence", SENTENCES["files of the user"])
 def test_what_a_file_of_the_users_does_wrong_is_one_sentence(function, sentence, tmp_path):
     path = tmp_path / "broken.py"
     path.write_text(BROKEN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -260,6 +261,6 @@ def test_a_model_without_a_position_table_takes_another_context():
     model = c.Decoder(
         dim=32, context=16, embed=c.Embed(50), decoder=c.Stack(1, (block,), c.Rotary())
     )
-    assert for_context(model, 64) == dataclasses.replace(model, context=64)
+    assert for_context(model, 64) == replace(model, context=64)
     with mistake("context is 0; give an integer, 1 or more"):
         for_context(model, 0)

@@ -8,7 +8,7 @@ from glassformer.core.errors import nearest
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.runs import run_config, run_file
 from glassformer.runs.run_plan import plan_run
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 
 def write(tmp_path, text):
@@ -116,38 +116,13 @@ def test_changes_are_checked_when_all_are_in():
     assert changed.decoder.pattern[0].attention == config.Attention(heads=4, kv_heads=2)
 
 
-@pytest.mark.parametrize(
-    "overrides, message",
-    [
-        ({"data.tokeniser": "char"}, '"tokeniser".*"tokenizer"'),
-        ({"accumulate": "99"}, "more than the 16 rows"),
-        ({"dtype": "float16"}, "not one of"),
-        ({"optimizer": '{type = "AdamW", lr = 1'}, "AdamW, Muon. Write a table as .*closed"),
-        ({"data.valid": "1.5"}, "between 0 and 1"),
-        ({"colour": "red"}, "no setting"),
-    ],
-)
+@pytest.mark.parametrize("overrides, message", SENTENCES["settings of a run"])
 def test_a_mistake_is_one_sentence(overrides, message):
     with mistake(message):
         run_file.read_run(None, overrides)
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"decoder.dept": 3}, '"dept".*"depth"'),
-        (
-            {"decoder.pattern.attention.heads": 5},
-            "heads do not divide dim 32|heads 5 do not divide dim 32",
-        ),
-        ({"decoder.pattern.attention.kv_heads": 8}, "kv_heads is 8"),
-        ({"decoder.pattern.3.place": "post"}, "past the end"),
-        ({"decoder.last_norm.eps": 1e-6}, "nothing to set below"),
-        ({"decoder": {"wide": 1}}, '"wide"'),
-        ({"decoder.patern.attention.heads": 1}, '"patern".*"pattern"'),
-        ({"decoder.depth.deeper": 1}, "nothing to set below 4"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", SENTENCES["models that cannot be"])
 def test_a_model_that_cannot_be_is_one_sentence(changes, message):
     with mistake(message):
         serial.change(small(), changes)
@@ -234,18 +209,7 @@ def test_the_fields_words_for_an_early_stop_name_ours(word, tmp_path):
             run_file.read_run(*args)
 
 
-@pytest.mark.parametrize(
-    "path, message",
-    [
-        ("optimizer.wd", "weight_decay"),
-        ("optimizer.learning_rate", "lr"),
-        ("optimizer.rest.beta1", "betas"),
-        ("schedule.min_lr", "floor"),
-        ("schedule.warmup_steps", "warmup"),
-        ("weight_decay", "optimizer.weight_decay"),
-        ("beta2", "optimizer.betas"),
-    ],
-)
+@pytest.mark.parametrize("path, message", SENTENCES["words of the field"])
 def test_the_fields_words_are_found_inside_a_table(path, message):
     """By runs/synonyms.py."""
     with mistake(f'Did you mean "{message}"'):
@@ -283,16 +247,7 @@ def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path,
         assert plan_run(ids).model.decoder.pattern[0].attention.mask == rule
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("window(0)", "mask: Window.size is 0"),
-        ("windw(3)", 'mask: There is no rule "windw". Did you mean "window"'),
-        ("window", "mask: .*write window.size"),
-        ("Windo", 'mask: there is no "Windo"; give one of Full, .*Window'),
-        ("window(", "mask: .*is not a rule"),
-    ],
-)
+@pytest.mark.parametrize("text, message", SENTENCES["masks of a run"])
 def test_a_mask_that_is_none_is_one_sentence(text, message):
     with mistake(message):
         plan_run(run_file.read_run(None, {"decoder.pattern.attention.mask": text}))

@@ -3,9 +3,9 @@ published file."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,8 +48,8 @@ def test_fetched_once_and_checked(monkeypatch):
     requests = []
     scan = catalog.PUBLISHED["scan"]
     (was,) = (file for file in scan.files if file.place == NAME)
-    file = dataclasses.replace(was, sha256=hashlib.sha256(content).hexdigest())
-    monkeypatch.setitem(catalog.PUBLISHED, "scan", dataclasses.replace(scan, files=(file,)))
+    file = replace(was, sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(catalog.PUBLISHED, "scan", replace(scan, files=(file,)))
 
     def answer(url, timeout):
         requests.append(url)

@@ -42,7 +42,7 @@ def naive(model, context, continuation):
 @pytest.mark.parametrize("family", ["gpt2", "llama", "starcoder2", "alibi", "gru"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_continuation_is_as_likely_as_its_tokens(family, batch):
-    model = tiny.model(tiny.DECODERS[family])
+    model = tiny.model(family)
     best = int(model(torch.tensor([[1, 2, 3]])).logits[0, -1].argmax())
     pairs = [*PAIRS, ([1, 2, 3], [best])]
     result = likelihoods(model, pairs, batch=batch)
@@ -63,7 +63,7 @@ def test_dropout_sleeps_and_training_goes_on():
 
 
 def test_what_cannot_be_judged_is_said():
-    model = tiny.model(tiny.DECODERS["gpt2"])
+    model = tiny.model("gpt2")
     for pairs in ([([], [1])], [([1], [])], [([1], [tiny.VOCAB])], [([1], [2] * 65)]):
         with pytest.raises(UserError):
             likelihoods(model, pairs)

@@ -15,7 +15,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import split_corpus, tokenise
 from glassformer.tasks.evaluation import score
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 CONTEXT = 16
 STORIES = [
@@ -171,16 +171,7 @@ def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte):
     assert score(model, byte, "abcdefghi").loss == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "words, settings, sentence",
-    [
-        ("", {}, "empty"),
-        ("ab", {"context": 17}, "context is 17; give 1 to 16"),
-        ("ab", {"stride": 17}, "stride is 17"),
-        ("ab", {"stride": 0}, "stride is 0"),
-        ("ab", {"batch": 0}, "batch is 0"),
-    ],
-)
+@pytest.mark.parametrize("words, settings, sentence", SENTENCES["scores"])
 def test_one_clear_sentence(byte, words, settings, sentence):
     with mistake(sentence):
         score(decoder(byte.size), byte, words, **settings)

@@ -12,6 +12,7 @@ from glassformer.fast.kernels.shared_library import has
 from glassformer.fast.paged import PackedTexts, PagedCache
 from glassformer.fast.prepacked import prepack
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
+from seeding import generator_from
 
 OTHERS = {
     "mixtral",
@@ -51,7 +52,7 @@ def packed(spans, first, tables):
 
 
 def drawn(seed):
-    return torch.Generator().manual_seed(seed)
+    return generator_from(seed)
 
 
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
@@ -64,7 +65,7 @@ def test_a_stack_in_c_is_its_modules_bit_for_bit(name, bits):
     """
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     if bits == 16:
         model = model.to(torch.bfloat16)
     elif bits < 16:

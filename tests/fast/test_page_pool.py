@@ -21,7 +21,7 @@ SOURCES = [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
 def model():
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
-    return tiny.model(tiny.ALL["vaswani"])
+    return tiny.model("vaswani")
 
 
 @pytest.fixture

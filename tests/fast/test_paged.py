@@ -19,7 +19,7 @@ STACKS = [name for name in tiny.DECODERS if name not in tiny.RECURRENT | tiny.ST
 @torch.no_grad()
 def test_texts_in_pages_are_read_as_alone(name):
     """In chunks of different lengths, over pages in any order."""
-    model = tiny.model(tiny.DECODERS[name])
+    model = tiny.model(name)
     lot = random.Random(2)
     texts = [torch.randint(0, tiny.VOCAB, (length,)) for length in (50, 9, 33)]
     pages = lot.sample(range(8), 6)

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+import tiny
 from glassformer import generate
 from glassformer.core.nn import build_model
 from glassformer.core.nn.layers import Linear, fused_linear
@@ -21,7 +22,8 @@ from glassformer.core.nn.replace import replace_modules
 from glassformer.fast.packed_layers import PrepackedLinear, PrepackedProjection
 from glassformer.fast.prepacked import packable, prepack, unpack
 from glassformer.formats import tuning
-from tiny import ALL, DECODERS, VOCAB
+from seeding import generator_from
+from tiny import DECODERS, VOCAB
 
 pytestmark = pytest.mark.skipif(
     not list(packable(Linear(4, 4))), reason="this processor's kernels have no packed layout"
@@ -99,7 +101,7 @@ def gradients(model, compute):
 
 @pytest.mark.parametrize("name", [*sorted(DECODERS), "vaswani"])
 def test_a_view_of_a_model_says_the_same(name):
-    model = build_model(ALL[name], seed=0).eval()
+    model = tiny.model(name, 0)
     modules = list(model.modules())
     paths = [path for path, _ in packable(model)]
     view = prepack(model)
@@ -110,7 +112,7 @@ def test_a_view_of_a_model_says_the_same(name):
     assert list(model.modules()) == modules
     assert not any(isinstance(module, SWAPPED) for module in modules)
     assert all(a is b for a, b in zip(model.parameters(), view.model.parameters(), strict=True))
-    tokens = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(VOCAB, (2, 9), generator=generator_from(0))
     same(view.model, model, *[tokens] * (2 if name == "vaswani" else 1))
 
 

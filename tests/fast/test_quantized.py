@@ -27,13 +27,14 @@ from glassformer.fast.quantized import (
 from glassformer.fast.rounding import searched
 from glassformer.formats import tuning
 from mistakes import mistake
+from seeding import generator_from
 
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
 FAMILIES = sorted(tiny.ALL.keys() - RECURRENT)
 
 
 def weight_of(bits, shape=(40, 100), group=32):
-    plain = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    plain = torch.randn(shape, generator=generator_from(1))
     return plain, parameter(Codes.of(searched(plain, bits, group), bits, group), torch.float32)
 
 
@@ -96,7 +97,7 @@ def test_every_family_computes_with_8_and_4_bits(name):
     def apart(now, before):
         return float((now - before).norm() / before.norm())
 
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     plain = tiny.logits(model)
     size = sum(weight.nbytes for weight in model.parameters())
     few = copy.deepcopy(model)
@@ -131,7 +132,7 @@ def test_every_family_computes_with_8_and_4_bits(name):
 @pytest.mark.parametrize("name", sorted(RECURRENT))
 def test_recurrent_cells_are_refused(name):
     with mistake("recurrent cells"):
-        quantize_weights(tiny.model(tiny.ALL[name]), QuantizedLayout(8))
+        quantize_weights(tiny.model(name), QuantizedLayout(8))
 
 
 @pytest.mark.parametrize(
@@ -144,19 +145,19 @@ def test_layouts_that_cannot_be(options, sentence):
 
 
 def test_a_model_is_quantized_once_and_its_head_may_be_left():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     chosen = quantize_weights(model, QuantizedLayout(4, head=16))
     assert set(chosen.values()) == {4}
     assert not any(name.startswith(("embed", "head")) for name in chosen)
     with mistake("quantized already"):
         quantize_weights(model, QuantizedLayout(8))
-    pair = quantize_weights(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(4))
+    pair = quantize_weights(tiny.model("llama"), QuantizedLayout(4))
     assert pair["embed.token.weight"] == pair["head.proj.weight"] == 8
 
 
 @pytest.mark.parametrize("name", ["mixtral", "noisy"])
 def test_routers_stay_exact(name):
-    chosen = quantize_weights(tiny.model(tiny.DECODERS[name]), QuantizedLayout(8))
+    chosen = quantize_weights(tiny.model(name), QuantizedLayout(8))
     assert not any("router" in path or "noise" in path for path in chosen)
     assert any(path.endswith("ffn.up") for path in chosen)
 
@@ -176,7 +177,7 @@ def test_gradients_pass_to_x_and_not_to_codes():
 @pytest.mark.parametrize("name", ["llama", "t5", "mixtral"])
 def test_lora_on_quantized_weights_learns(name):
     """The loss falls, only the changes move, and a change is never put into codes."""
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     quantize_weights(model, QuantizedLayout(4))
     codes = {path: weight.quantized_data.codes.clone() for path, weight in quantized(model).items()}
     for change in (objectives.Full(), objectives.Frozen(("*.attn.q.weight",))):
@@ -205,7 +206,7 @@ def test_lora_on_quantized_weights_learns(name):
 
 
 def test_another_number_format_keeps_the_codes():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     quantize_weights(model, QuantizedLayout(8))
     now = tiny.logits(model)
     wide = copy.deepcopy(model).to(torch.bfloat16)

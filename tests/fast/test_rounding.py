@@ -7,10 +7,11 @@ import torch
 
 from glassformer.fast import rounding
 from mistakes import mistake
+from seeding import generator_from
 
 
 def weights(rows=48, inputs=100):
-    return torch.randn(rows, inputs, generator=torch.Generator().manual_seed(0)) * 0.05
+    return torch.randn(rows, inputs, generator=generator_from(0)) * 0.05
 
 
 @pytest.mark.parametrize("bits", [8, 4])

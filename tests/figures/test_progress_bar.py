@@ -105,7 +105,7 @@ def test_a_terminal_gets_a_bar(monkeypatch):
 
 def test_a_patch_grid_shows_it(notebook):
     """The bar of a grid is ours; ``progress=False`` opens none, a function is told instead."""
-    model = tiny.model(tiny.ALL["llama"])
+    model = tiny.model("llama")
     outputs = []
 
     def grid(**options):
@@ -133,7 +133,7 @@ def test_a_work_of_unknown_length_says_how_far_it_is():
 
 @pytest.mark.parametrize("limit", [None, 6])
 def test_neurons_and_saliency_tell_how_far_they_are(limit):
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     output = list[Any]()
     tokenizer = train_tokenizer("words", ["a b c d e f g"])
     requests = ["decoder.blocks.0.ffn.hidden[0]"]

@@ -23,6 +23,7 @@ from glassformer.sight.figures.drawing import plain, png, written
 from glassformer.sight.figures.shown import fragment
 from glassformer.sight.seen import Seen
 from mistakes import mistake
+from seeding import generator_from
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</style><script>alert(2)</script>\x00\u202e]]>"
 TEXT = "<script>x</script> To be & not"
@@ -237,8 +238,7 @@ def test_a_browser_shows_what_holds_html_and_runs_none_of_it(chromium, tmp_path)
 
 def test_what_does_not_fit_is_said():
     values = {
-        f"b.{n}.pattern": torch.rand(1, 12, 40, 40, generator=torch.Generator().manual_seed(n))
-        for n in range(9)
+        f"b.{n}.pattern": torch.rand(1, 12, 40, 40, generator=generator_from(n)) for n in range(9)
     }
     observed = Seen(values, ["a"] * 40)
     full = fragment(observed, 10**9)
@@ -266,7 +266,7 @@ def test_a_head_by_itself(results):
 @pytest.mark.parametrize("name", ["bert", "t5", "mixtral", "gru", "pooled"])
 def test_every_shape_shows_itself(name):
     """Without a tokenizer too; across, rows are the target's and columns the source's tokens."""
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     pair = hasattr(tiny.ALL[name], "encoder") and hasattr(tiny.ALL[name], "decoder")
     look = glassformer.look(model, None, [1, 2, 3], source=[4, 5, 6, 7, 8] if pair else None)
     assert "<img" in look._repr_html_()

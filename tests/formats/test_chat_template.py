@@ -11,7 +11,7 @@ import time
 import pytest
 
 from glassformer import UserError
-from glassformer.core.tokenizer import Tokenizer, train
+from glassformer.core.tokenizer import train
 from glassformer.formats import chat_template
 from glassformer.formats.chat_template import ChatTemplate
 from mistakes import mistake
@@ -46,7 +46,7 @@ MESSAGES = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train("bpe", ["the cat sat on the mat and the dog sat on the log "] * 4, 300)
 
 

@@ -76,7 +76,7 @@ def endpoint(monkeypatch):
 
 
 def test_a_pushed_model_is_the_saved_one_with_a_card(endpoint, tmp_path):
-    model = tiny.model(tiny.ALL["llama"])
+    model = tiny.model("llama")
     glassformer.save(model, tmp_path / "saved")
     assert glassformer.push(model, "me/plays").endswith("me/plays")
     for path in (tmp_path / "saved").iterdir():
@@ -93,7 +93,7 @@ def test_a_pushed_model_is_the_saved_one_with_a_card(endpoint, tmp_path):
 
 
 def test_a_model_of_no_published_layout_has_another_card(tmp_path):
-    model = tiny.model(tiny.ALL["glass"])
+    model = tiny.model("glass")
     model.labels = ("good", "bad")
     glassformer.save(model, tmp_path)
     card = hub.card(model, "me/plays", tmp_path)
@@ -104,13 +104,13 @@ def test_a_model_of_no_published_layout_has_another_card(tmp_path):
 def test_a_hub_that_refuses_is_one_sentence(endpoint):
     endpoint.refuses = True
     with mistake("The hub does not take me/plays .*hf auth login"):
-        glassformer.push(tiny.model(tiny.ALL["llama"]), "me/plays")
+        glassformer.push(tiny.model("llama"), "me/plays")
     with mistake("The hub does not take a/b/c"):
-        glassformer.push(tiny.model(tiny.ALL["llama"]), "a/b/c")
+        glassformer.push(tiny.model("llama"), "a/b/c")
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(endpoint):
     endpoint.shutdown()
     endpoint.server_close()
     with mistake("The hub gave no answer"):
-        glassformer.push(tiny.model(tiny.ALL["llama"]), "me/plays")
+        glassformer.push(tiny.model("llama"), "me/plays")

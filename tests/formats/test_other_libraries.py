@@ -23,10 +23,10 @@ import glassformer
 import tiny
 from fuzzing import damaged
 from glassformer import UserError
-from glassformer.core.nn import build_model
 from glassformer.formats import pretrained, store
 from glassformer.formats import torch_files as torchfiles
 from mistakes import mistake
+from seeding import generator_from
 
 V = 11
 C = 12
@@ -45,7 +45,7 @@ class Draw:
 
     def __init__(self):
         self.made = {}
-        self.generator = torch.Generator().manual_seed(4)
+        self.generator = generator_from(4)
 
     def __call__(self, name, *shape, around=0.0):
         if name not in self.made:
@@ -248,7 +248,7 @@ def test_logits_are_theirs(name, tmp_path, terminal):
 
 @pytest.mark.parametrize("shape", ["gpt2", "llama"])
 def test_a_pytorch_model_bin_beside_its_config(shape, tmp_path, terminal):
-    model = build_model(tiny.DECODERS[shape], seed=1).eval()
+    model = tiny.model(shape)
     folder = tmp_path / "m"
     store.save(model, folder)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")

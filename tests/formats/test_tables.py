@@ -14,7 +14,7 @@ from data.test_corpus import Bytes, jsonl, write
 from glassformer.formats.data import tokenise
 from glassformer.formats.data.catalog import find
 from glassformer.formats.data.text_streams import unpacked
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -181,27 +181,7 @@ def broken(folder, name):
     return path
 
 
-@pytest.mark.parametrize(
-    "name, words",
-    [
-        ("cut.jsonl.gz", ["cannot be read", "after", "documents"]),
-        ("flipped.jsonl.gz", ["cannot be read", "after", "documents"]),
-        ("cut.jsonl.zst", ["cannot be read (Truncated compressed stream, after", "documents"]),
-        ("cut.txt.zst", ["cannot be read (Truncated compressed stream)"]),
-        ("none.jsonl.zst", ["cannot be read"]),
-        ("field.jsonl.zst", ['line 2 has no text field "text" (there: words)']),
-        ("none.parquet", ["cannot be read"]),
-        ("cut.parquet", ["cannot be read"]),
-        ("column.parquet", ['has no column "text" (there: words, number)', "--data.field"]),
-        ("numbers.parquet", ['the column "text" holds int64 and no text']),
-        ("lost", ["lacks data-00001-of-00002.arrow"]),
-        ("cutarrow", ["cannot be read (after row "]),
-        ("nosplit", ["has the splits test, dev and no train"]),
-        ("nostate", ["holds no saved dataset"]),
-        ("badstate", ["lists no data files"]),
-        ("outside", ["lacks ../../etc/passwd"]),
-    ],
-)
+@pytest.mark.parametrize("name, words", SENTENCES["tables"])
 def test_what_cannot_be_read_is_told_in_one_sentence(tmp_path, name, words):
     path = broken(tmp_path / "bad", name)
     with mistake(None, str(path), *words) as caught:

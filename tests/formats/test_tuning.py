@@ -46,8 +46,8 @@ def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_change_starts_as_none_merges_and_goes_back_bit_for_bit(name):
-    plain = build_model(tiny.DECODERS[name], seed=1).eval()
-    model = build_model(tiny.DECODERS[name], seed=1).eval()
+    plain = tiny.model(name)
+    model = tiny.model(name)
     tuning.tune(model, LORA)
     assert torch.equal(logits(plain), logits(model))
     model = moved(tiny.DECODERS[name])
@@ -74,7 +74,7 @@ def test_a_generation_before_does_not_hide_the_change():
         run = generation.generate(model, None, [[1, 2, 3]], max_new=count, temperature=0.0).run()
         return run.rows[0].tokens
 
-    model = build_model(tiny.DECODERS["llama"], seed=1).eval()
+    model = tiny.model("llama")
     tokens(model, 4)  # lays packed copies
     changed = moved(tiny.DECODERS["llama"])
     tuning.tune(model, LORA)
@@ -116,7 +116,7 @@ def test_patterns_that_name_nothing(options, message):
 
 
 def test_a_layer_of_pytorchs_own_is_adapted_as_well():
-    model = build_model(tiny.DECODERS["llama"], seed=1).eval()
+    model = tiny.model("llama")
     actual = model.decoder.blocks[0].attn.q
     linear = torch.nn.Linear(actual.in_features, actual.out_features, bias=False)
     linear.weight = actual.weight

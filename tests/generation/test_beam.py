@@ -18,10 +18,11 @@ from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.tasks.translation import translate as search
 from mistakes import mistake
+from seeding import generator_from
 
 
 def model(name):
-    return build_model(tiny.ALL[name], seed=3).eval()
+    return tiny.model(name, 3)
 
 
 def test_wide_beams_find_the_best_of_all_continuations():
@@ -284,7 +285,7 @@ def test_only_endings_among_the_best_count(beams):
 
 def test_the_likeliest_of_a_large_vocabulary_are_all_found():
     """With what is left over behind the last whole block, and equals across blocks."""
-    logprobs = torch.randn(5, 128 * 40 + 77, generator=torch.Generator().manual_seed(2))
+    logprobs = torch.randn(5, 128 * 40 + 77, generator=generator_from(2))
     logprobs[0, -1], logprobs[1, 300:420], logprobs[2, 128 * 7 : 128 * 7 + 9] = (
         9.0,
         8.0,

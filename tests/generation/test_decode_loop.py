@@ -3,9 +3,9 @@ it ends well."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -368,7 +368,7 @@ def test_an_encoder_decoder_answers_its_source():
     init = c.Init(std=0.15, embed_std=0.3, residual="plain")
     block = c.Block(attention, c.MLP(48), c.LayerNorm())
     encoder = c.Stack(2, (block,), c.RelativeBias(8, 16), causal=False)
-    stack = c.Stack(2, (dataclasses.replace(block, cross=attention),), c.RelativeBias(8, 16))
+    stack = c.Stack(2, (replace(block, cross=attention),), c.RelativeBias(8, 16))
     shape = c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), encoder, stack, init=init)
     model = build_model(shape, seed=3).eval()
     for prompt, tokens in zip(PROMPTS, greedy(model, PROMPTS, 10, start=2).tokens, strict=True):

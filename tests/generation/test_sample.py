@@ -26,10 +26,11 @@ from glassformer.core.generation.sample import (
     top_p,
 )
 from mistakes import mistake
+from seeding import generator_from
 
 
 def logits_of(rows=6, vocab=97, spread=3.0):
-    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * spread
+    return torch.randn(rows, vocab, generator=generator_from(1)) * spread
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_top_k_keeps_equals():
 @pytest.mark.parametrize("penalty", [0.7, 1.3])
 def test_penalty_is_theirs(penalty):
     logits = logits_of()
-    ids = torch.randint(97, (6, 20), generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(97, (6, 20), generator=generator_from(2))
     observed = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
     expected = theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
     assert torch.equal(penalise(logits, observed, penalty), expected)
@@ -91,7 +92,7 @@ def test_settings_that_fp32_rounds_to_zero_draw_tokens_all_the_same(tiny):
 def test_draws_follow_the_distribution():
     logits = torch.tensor([[2.0, -math.inf, 0.5, 1.0, -1.0]])
     many = 200_000
-    uniform = torch.rand(many, generator=torch.Generator().manual_seed(3))
+    uniform = torch.rand(many, generator=generator_from(3))
     share = draw(logits.expand(many, -1), uniform).bincount(minlength=5) / many
     assert share[1] == 0
     # four standard deviations at most
@@ -100,7 +101,7 @@ def test_draws_follow_the_distribution():
 
 def test_extreme_luck_never_draws_what_was_cut():
     logits = torch.full((2, 1000), -math.inf)
-    logits[:, 400:500] = torch.randn(2, 100, generator=torch.Generator().manual_seed(4))
+    logits[:, 400:500] = torch.randn(2, 100, generator=generator_from(4))
     least = torch.tensor([0.0, 0.0])
     most = torch.tensor([1 - 2**-24, 1 - 2**-24])
     assert draw(logits, least).tolist() == [400, 400]
@@ -121,7 +122,7 @@ def test_the_rounding_of_sums_does_not_reach_the_tail():
 
 def test_the_log_probability_of_a_row_depends_on_no_other_and_is_that_of_the_likeliest():
     """Two threads cut a sum over 50,257 numbers of one row, and rows where there are many."""
-    logits = torch.randn(64, 50_257, generator=torch.Generator().manual_seed(3)) * 4
+    logits = torch.randn(64, 50_257, generator=generator_from(3)) * 4
     tokens, before = logits.argmax(-1), torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -28,12 +28,6 @@ THE_EIGHTEEN = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def checker():
-    with Checker() as item:
-        yield item
-
-
 def put(folder, name, code):
     path = folder / "mine.py"
     path.write_text(f"# exercise: {name}\n{code}")

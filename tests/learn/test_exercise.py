@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from glassformer.learn.exercise import ROAD, catalogue, find, read_exercise, without_answers
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 GOOD = '''"""A title.
 
@@ -64,19 +64,7 @@ def test_what_a_file_says(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "old, new, message",
-    [
-        ('"""A title.\n\nWhat to do."""', "", "does not begin with a title"),
-        ("# %% yours", "# yours", "no line '# %% yours'"),
-        ("# %% check", "", "no line '# %% check'"),
-        ("    # END\n\n\ndef g", "\n\ndef g", "has 2 TODO and 1 END"),
-        ("def check", "def chek", "no function check"),
-        ("3.5", '"three"', "ROAD, SECONDS and POINTS are numbers"),
-        ("3.5", "3 + 1 + x", "line 4: ROAD is computed"),
-        ("def f(x):", "def f(x)", "line 9 is not valid Python"),
-    ],
-)
+@pytest.mark.parametrize("old, new, message", SENTENCES["exercises"])
 def test_what_is_no_exercise_is_refused(old, new, message, tmp_path):
     (tmp_path / "bad.py").write_text(GOOD.replace(old, new, 1))
     with mistake(None, message):

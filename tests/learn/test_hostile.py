@@ -12,18 +12,12 @@ import time
 import pytest
 
 from glassformer.learn import checking
-from glassformer.learn.checking import Checker, class_folder
+from glassformer.learn.checking import Checker
 from glassformer.learn.exercise import find
 
 linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="limits of several processes need /proc"
 )
-
-
-@pytest.fixture(scope="module")
-def checker():
-    with Checker() as item:
-        yield item
 
 
 def check(code, checker, folder, seconds=None):
@@ -76,7 +70,7 @@ def test_what_is_written_to_other_descriptors_is_that_learners(data, message, ch
     assert verdict.state == "error" and message in verdict.message and verdict.where == "", verdict
 
 
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM", "SIGINT", "SIGSTOP"])
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGINT", "SIGSTOP"])
 def test_who_ends_the_checks_ends_only_the_own(number, checker, tmp_path, monkeypatch):
     monkeypatch.setattr(checking, "EXTRA_SECONDS", 3)
     code = f"import os, signal, time\nos.kill(os.getppid(), signal.{number})\n"
@@ -90,7 +84,7 @@ def test_who_ends_the_checks_ends_only_the_own(number, checker, tmp_path, monkey
     assert verdict.state == "error" and ended in verdict.message, verdict
 
 
-def test_a_class_goes_on_and_nothing_steers_the_terminal(tmp_path):
+def test_a_class_goes_on_and_nothing_steers_the_terminal(checker, tmp_path):
     escape = "\x1b]0;title\x07\x1b[2J\x9b31m"
     codes = {
         "anna": f"print({escape!r}, end='\\r\\tx\\n')\nraise ValueError({escape!r} + "
@@ -116,8 +110,7 @@ def test_a_class_goes_on_and_nothing_steers_the_terminal(tmp_path):
         letter.isprintable() or letter == "\n"
         for letter in done.stdout + done.stderr.replace("\r", "")
     ), done
-    with Checker() as checker:
-        anna = dict(class_folder(tmp_path, checker))["anna"]
+    anna = checker.check(tmp_path / "anna" / "mine.py")
     assert anna.printed == "\\x1b]0;title\\x07\\x1b[2J\\x9b31m\n\tx\n"
     assert anna.message.endswith("ValueError: \\x1b]0;title\\x07\\x1b[2J\\x9b31mtwo lines"), anna
 
@@ -177,8 +170,8 @@ def test_the_limits_are_of_all_processes_together(tmp_path, monkeypatch):
         )
         assert verdict.state == "error" and "more than 8 processes" in verdict.message, verdict
         started = time.monotonic()
-        verdict = check(FORKS.replace("DO", "while True: pass"), checker, tmp_path, 4)
-        assert verdict.state == "stopped" and "after 4 seconds of computing" in verdict.message, (
+        verdict = check(FORKS.replace("DO", "while True: pass"), checker, tmp_path, 2)
+        assert verdict.state == "stopped" and "after 2 seconds of computing" in verdict.message, (
             verdict
         )
         assert verdict.where == "line 9" and verdict.seconds < 18, (

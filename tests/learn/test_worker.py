@@ -14,12 +14,6 @@ from glassformer.learn.checking import Checker
 from glassformer.learn.exercise import find
 
 
-@pytest.fixture(scope="module")
-def checker():
-    with Checker() as item:
-        yield item
-
-
 @pytest.mark.parametrize(
     "wait",
     [
@@ -45,19 +39,17 @@ def test_what_waits_for_ever_is_stopped_by_the_wall(wait, checker, tmp_path):
     )
 
 
-def test_a_seed_repeats_what_the_learners_code_draws_too(tmp_path):
+def test_a_seed_repeats_what_the_learners_code_draws_too(checker, tmp_path):
     """In another worker as well; and its draws are not the inputs."""
     slip = find("lora").solution.replace(
         "torch.zeros(linear.out_features, rank)", "torch.ones(linear.out_features, rank)"
     )
     path = tmp_path / "mine.py"
     path.write_text(f"# exercise: lora\n{slip}")
-    outputs = []
-    for _ in range(2):
-        with Checker() as item:
-            outputs.append(item.check(path, seed=1).message)
-    assert outputs[0] == outputs[1]
-    assert "before training[" in outputs[0]
+    message = checker.check(path, seed=1).message
+    with Checker() as another:
+        assert another.check(path, seed=1).message == message
+    assert "before training[" in message
 
 
 def test_a_notebook_as_learners_leave_it(checker, tmp_path, terminal):

@@ -79,10 +79,10 @@ class Walk:
         self.rows = [list(self.rows[number]) for number in order]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", DECODERS)
 def test_any_way_of_reading_is_reading_alone(name, seed):
-    walk = Walk(tiny.model(DECODERS[name]), seed)
+    walk = Walk(tiny.model(name), seed)
     if seed == 0 and walk.cache.prefix_length <= 4:
         walk.forward(
             [[(number, place) for place in range(4)] for number in range(3)], explicit_pos=False
@@ -96,7 +96,7 @@ def test_any_way_of_reading_is_reading_alone(name, seed):
 
 def test_a_ring_of_gaps_keeps_what_its_positions_say():
     """Positions may begin anywhere: which slots are used is not told by how many columns came."""
-    walk = Walk(tiny.model(DECODERS["starcoder2"]), 0)
+    walk = Walk(tiny.model("starcoder2"), 0)
     walk.forward([[(7, 11), (8, 12)], [(9, 5), (3, -1)], [(4, 19), (5, 20)]], explicit_pos=True)
     walk.forward([[(6, 13), (2, 14)], [(3, 6), (4, 7)], [(8, 21), (0, -1)]], explicit_pos=True)
     walk.onward()
@@ -108,7 +108,7 @@ def test_a_ring_of_gaps_keeps_what_its_positions_say():
 @pytest.mark.parametrize("order", [[0, 3, 2], [1, 2], [3], [0, 1, 2], [2, 2, 3, 3]], ids=str)
 def test_a_batch_gets_smaller_within_its_own_memory(name, order):
     """Rows that stay in order, or come from further down, are moved up; nothing else is copied."""
-    model = tiny.model(DECODERS[name])
+    model = tiny.model(name)
     cache = Cache(model.config)
     prompts = tokens(4, 12)
     new = tokens(len(order), 70, seed=2)[:, :3]
@@ -131,7 +131,7 @@ def test_a_batch_gets_smaller_within_its_own_memory(name, order):
 def test_a_state_is_its_documents_own(name, engine):
     """A document that begins forgets what its row read before; of several in a row, the last one
     goes on."""
-    model = tiny.model(DECODERS[name])
+    model = tiny.model(name)
     model.engine, cache, (first, middle, last) = (
         engine,
         Cache(model.config),

@@ -11,6 +11,7 @@ from glassformer.core.nn.dropout import Dropout, dropout, keep_mask
 from glassformer.core.nn.engines import ENGINES, AttentionInputs
 from glassformer.core.nn.mask import Mask
 from glassformer.scale.tensor import HeadShard
+from seeding import generator_from
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.7])
@@ -78,7 +79,7 @@ def test_some_heads_drop_what_they_drop_among_all(engine, kv_heads, ragged):
     """Halves of the heads, as the tensor axis has them: outputs, gradients and what is drawn next
     are those of all."""
     length = 130 if engine == "cpu_blocks" else 40
-    draw = torch.Generator().manual_seed(1)
+    draw = generator_from(1)
     pos = (torch.arange(length) - torch.tensor([[0], [7 * ragged]])).clamp(min=-1)
     mask = Mask(pos, pos, True, contiguous=not ragged)
     real = (pos >= 0)[:, None, :, None]

@@ -16,6 +16,7 @@ from glassformer.core.nn.engines import AttentionInputs, attend, choose
 from glassformer.families import find
 from glassformer.fast import attention_engines
 from mistakes import mistake
+from seeding import generator_from
 
 HEADS = 4
 D = 16
@@ -102,7 +103,7 @@ class Case:
     width: int = D
 
     def __post_init__(self):
-        draw = torch.Generator().manual_seed(0)
+        draw = generator_from(0)
         T = self.mask.q_pos.shape[1]
         S = self.mask.k_pos.shape[1]
         self.q, self.k, self.v = (
@@ -140,7 +141,7 @@ class Case:
         return self.learnt(z, leaves) if learning else [(z * self.real()).double()]
 
     def learnt(self, z, leaves):
-        z, draw = z * self.real(), torch.Generator().manual_seed(1)
+        z, draw = z * self.real(), generator_from(1)
         weigh = torch.randn(z.shape, generator=draw).to(self.dtype).to(z.dtype)
         grads = torch.autograd.grad((z * weigh).sum(), leaves)
         return [x.double() for x in (z.detach(), *grads)]

@@ -15,6 +15,7 @@ import tiny
 from glassformer import config as c
 from glassformer.core.nn import Flow, Tape, build, build_model
 from glassformer.core.training import optimizer as muon
+from seeding import generator_from
 
 C = 32
 PLAIN = c.MoE(4, 2, c.MLP(24, "gelu"))
@@ -38,7 +39,7 @@ def flow_of(x, lengths=None, engine="sdpa", tape=None):
 
 
 def random_input(rows=3, length=20, dtype=torch.float32):
-    return torch.randn(rows, length, C, generator=torch.Generator().manual_seed(1)).to(dtype)
+    return torch.randn(rows, length, C, generator=generator_from(1)).to(dtype)
 
 
 def everything(cfg, engine, dtype, lengths, length=20):
@@ -292,7 +293,7 @@ def test_an_encoders_mixtures_are_heard_too():
 
 
 def test_muon_takes_a_stack_as_its_matrices():
-    start, *grads = torch.randn(4, 3, 24, 16, generator=torch.Generator().manual_seed(0))
+    start, *grads = torch.randn(4, 3, 24, 16, generator=generator_from(0))
     stack = nn.Parameter(start.clone())
     apart = [nn.Parameter(matrix.clone()) for matrix in start]
     actual = muon.Muon([{"params": [stack], "lr": 0.1, "weight_decay": 0.1}], 0.9)

@@ -116,7 +116,7 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
     with mistake(name):
         Checkpoint.open(tmp_path).model_as(bad.config)
     monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)  # mapped: nobody has read them yet
-    with pytest.raises(UserError, match=name):
+    with mistake(name):
         store.load(tmp_path, dtype="bfloat16")
     mapped, _ = store.load(tmp_path)
     # and again: attention on a CPU makes zeros of NaN scores, so the answer would be finite
@@ -130,7 +130,7 @@ def test_mapped_weights_are_looked_at_once_all_of_them(name, tmp_path, monkeypat
     """By formats/first_use.py."""
     calls: list[int] = []
     monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)
-    store.save(tiny.model(tiny.ALL[name]), tmp_path / "m", layout="glassformer")
+    store.save(tiny.model(name), tmp_path / "m", layout="glassformer")
     mapped, _ = store.load(tmp_path / "m")
     monkeypatch.setattr(finite, "is_finite", lambda weight: not calls.append(weight.data_ptr()))
     tokens = [tiny.tokens()] * (2 if name == "vaswani" else 1)

@@ -94,7 +94,7 @@ def test_previous_tokens_start_quieter_the_further_back():
 
 
 def test_a_heads_scale_multiplies_what_it_reads():
-    plain = tiny.model(DECODERS["llama"])
+    plain = tiny.model("llama")
     scaled = tiny.model(replace(DECODERS["llama"], head=c.Head(tied=False, scale=0.25)))
     assert_close(scaled(tokens()).logits, plain(tokens()).logits / 4)
 
@@ -178,7 +178,7 @@ def test_every_mixture_adds_to_the_losses():
 
 @pytest.mark.parametrize("name", ["llama", "t5", "bahdanau"])
 def test_a_tape_keeps_no_graph_unless_it_is_asked_to(name):
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     extra = (tokens(3, 9, seed=5),) if isinstance(model, EncoderDecoder) else ()
     for graph in (False, True):
         tape = Tape("*", graph=graph)

@@ -186,7 +186,7 @@ def test_yarn_is_transformers(theta, length, head_dim, slow, fast):
 
 def test_a_position_past_a_learned_table_is_a_sentence():
     """Positions may be passed, and then no count of tokens tells that the table is too short."""
-    model = tiny.model(tiny.DECODERS["gpt2"])
+    model = tiny.model("gpt2")
     length = model.config.decoder.position.length
     tokens = torch.tensor([[1, 2]])
     pos = torch.tensor([[length - 2, length - 1]])
@@ -197,7 +197,7 @@ def test_a_position_past_a_learned_table_is_a_sentence():
 
 def test_a_learned_table_may_begin_at_a_later_row():
     """Two rows stand before that of position 0, and no position reads them."""
-    plain = tiny.model(tiny.DECODERS["gpt2"])
+    plain = tiny.model("gpt2")
     table = replace(plain.config.decoder.position, start=2)
     cfg = replace(plain.config, decoder=replace(plain.config.decoder, position=table))
     model = build_model(cfg)

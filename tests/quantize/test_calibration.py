@@ -23,7 +23,7 @@ from mistakes import mistake
 
 
 def sums(name, rows):
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     sides = [
         (row, row if isinstance(model.config, config.EncoderDecoder) else None) for row in rows
     ]
@@ -39,7 +39,7 @@ def sums(name, rows):
 )
 def test_every_matrix_is_met(name):
     """But tables that are only looked up in."""
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     tables = {
         path
         for path in QuantizedLayout(8).plan(model)
@@ -49,7 +49,7 @@ def test_every_matrix_is_met(name):
 
 
 def test_a_sum_is_that_of_what_the_tape_sees():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     rows = [tiny.tokens(1, 20), tiny.tokens(1, 20, seed=1)]
     result = sums("llama", rows)
     expected = torch.zeros(32, 32)
@@ -67,7 +67,7 @@ def test_an_expert_has_its_own_tokens():
     row = tiny.tokens(1, 20)
     result = sums("mixtral", [row])["decoder.blocks.0.ffn.up"]
     tape = Tape("decoder.blocks.0.ffn.*")
-    model = tiny.model(tiny.DECODERS["mixtral"])
+    model = tiny.model("mixtral")
     with inference(model):
         model(row, tape=tape)
     x = tape["decoder.blocks.0.ffn.in"][0]
@@ -81,7 +81,7 @@ def test_parts_are_the_whole(monkeypatch):
     rows = [tiny.tokens(1, 20)]
     full = sums("llama", rows)
     monkeypatch.setattr(calibration, "MEMORY", 3 * 4 * 32 * 32)
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     outputs = []
     pieces = list(
         grams(

@@ -10,10 +10,11 @@ from glassformer.fast import rounding
 from glassformer.fast.quantize import gptq
 from glassformer.fast.quantize.gptq import calibrated
 from mistakes import mistake
+from seeding import generator_from
 
 
 def random_layer(inputs=96, rank=24):
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     x = torch.randn(400, rank, generator=draw) @ torch.randn(rank, inputs, generator=draw)
     x = x + 0.1 * torch.randn(400, inputs, generator=draw)
     return torch.randn(40, inputs, generator=draw) * 0.05, x
@@ -123,6 +124,6 @@ def test_sums_that_are_no_numbers_end_with_a_sentence(value):
     gram = torch.eye(32)
     gram[3, 3] = value
     with mistake("not finite"):
-        calibrated(torch.randn(4, 32, generator=torch.Generator().manual_seed(1)), 4, 32, gram)
+        calibrated(torch.randn(4, 32, generator=generator_from(1)), 4, 32, gram)
     with mistake("not finite"):
         gptq._factor(gram, 0.01)

@@ -34,7 +34,7 @@ def logits(model, row):
 
 
 def reported(name="llama", bits=4):
-    before = tiny.model(tiny.ALL[name])
+    before = tiny.model(name)
     after = copy.deepcopy(before)
     text = TEXT
     if isinstance(before.config, config.EncoderDecoder):
@@ -91,7 +91,7 @@ def test_a_row_is_that_matrix_alone(monkeypatch):
     before, after, report = reported()
     row = report.rows[0]
     replace_parameter(before, row.name, after.get_parameter(row.name))
-    plain = tiny.model(tiny.DECODERS["llama"])
+    plain = tiny.model("llama")
     kl = 0.0
     for text, _ in TEXT.held_out[:2]:
         p, q = (logits(model, text).log_softmax(-1) for model in (plain, before))
@@ -127,7 +127,7 @@ def test_other_shapes_are_reported_too(name):
 
 
 def test_pairs_are_read_on_both_sides_and_their_targets_predicted():
-    before, second = (tiny.model(tiny.ALL["two vocabularies"]) for _ in range(2))
+    before, second = (tiny.model("two vocabularies") for _ in range(2))
     pairs = [(ROWS[i][0, :20].tolist(), ROWS[-i][0, :30].tolist()) for i in range(10)]
     text = Text.of_pairs(pairs, 150, 60)
     assert [len(side) for side in (text.rows, text.held_out)] == [5, 2]
@@ -151,7 +151,7 @@ def test_columns_are_those_that_say_something():
     assert heading[-3:] == ("KL", "same top-1", "perplexity change")
     assert len(lines) == 3
     assert {head for head, _ in display.legend(report)} == display.LEGEND.keys() - {"vector error"}
-    plain = quantize_model(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(4))
+    plain = quantize_model(tiny.model("llama"), QuantizedLayout(4))
     assert display.matrices(plain)[0] == (
         "matrix",
         "bits",
@@ -170,12 +170,12 @@ def test_columns_are_those_that_say_something():
 
 def test_groups_longer_than_any_row_are_refused():
     with mistake(r"the longest row here has \d+ numbers; give \d+ or less"):
-        quantize_model(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(8, group=4096))
+        quantize_model(tiny.model("llama"), QuantizedLayout(8, group=4096))
 
 
 def test_without_a_text_the_codes_are_those_of_load():
-    model = tiny.model(tiny.DECODERS["llama"])
-    second_model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
+    second_model = tiny.model("llama")
     report = quantize_model(model, QuantizedLayout(4))
     quantize_weights(second_model, QuantizedLayout(4))
     assert all(

@@ -372,6 +372,7 @@ def test_a_border_of_documents_is_told_once(book, tmp_path, terminal):
 def test_an_exportable_model_opens_in_transformers_and_llama_cpp(tmp_path, capsys):
     """The logits of transformers are the model's, and the GGUF file is read back."""
     import torch
+    from torch.testing import assert_close
     from transformers import AutoModelForCausalLM
 
     book = tmp_path / "book.txt"
@@ -384,11 +385,11 @@ def test_an_exportable_model_opens_in_transformers_and_llama_cpp(tmp_path, capsy
     glassformer.convert(str(tmp_path / "run"), str(tmp_path / "hf"), layout="hf")
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     with torch.no_grad():
-        torch.testing.assert_close(reference(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
+        assert_close(reference(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
     out = tmp_path / "m.gguf"
     glassformer.convert(str(tmp_path / "run"), str(out), layout="gguf", numbers="F32")
     again, _ = glassformer.load(out)
-    torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
+    assert_close(again(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ with; misfits."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -211,10 +211,8 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(lines, tmp_path, monkey
     result = runs.plan_run(named).find_tokenizer(source=True)
     assert result.fingerprint == reads.fingerprint != writes.fingerprint
     # running text has one side
-    span = dataclasses.replace(again, data=run_config.Data(train=str(lines / "s")))
-    span = dataclasses.replace(
-        span, train=dataclasses.replace(span.train, objective=objectives.Span())
-    )
+    span = replace(again, data=run_config.Data(train=str(lines / "s")))
+    span = replace(span, train=replace(span.train, objective=objectives.Span()))
     with mistake(
         r"The model's source tokenizer is for a source beside a "
         r"target.*Span"
@@ -261,7 +259,7 @@ def test_other_objectives_and_one_sided_models_are_refused(lines, tmp_path):
     query = settings(lines)
     (tmp_path / "films.tsv").write_text("text\tlabel\nfine\t1\ndull\t0\n")
     data = run_config.Examples(train=str(tmp_path / "films.tsv"), source_tokenizer="bpe")
-    options = dataclasses.replace(query.train, objective=objectives.Classify())
+    options = replace(query.train, objective=objectives.Classify())
     with mistake(
         r"data\.source_tokenizer is for a source beside a "
         r"target.*Classify has none"
@@ -279,6 +277,6 @@ def test_other_objectives_and_one_sided_models_are_refused(lines, tmp_path):
         r"shared has one vocabulary for both sides; leave out "
         r"data\.source_tokenizer"
     ):
-        runs.plan_run(dataclasses.replace(query, model={"from": str(tmp_path / "shared")}))
+        runs.plan_run(replace(query, model={"from": str(tmp_path / "shared")}))
     with mistake("source_tokenizer"):
         run_file.read_run({"data": {"type": "Data", "source_tokenizer": "bpe"}})

@@ -65,7 +65,7 @@ def test_every_decoder(two, padded):
 def generated(mesh):
     """Texts generated after prompts of two lengths, and the refusals."""
     ring = Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context"))
-    model = tiny.model(DECODERS["gemma2"])
+    model = tiny.model("gemma2")
 
     def reader(*args):
         return prefill(*args, ring)
@@ -103,7 +103,7 @@ def test_what_is_generated_and_refused(two):
     ],
 )
 def test_the_command(tmp_path, capsys, more, code):
-    model = tiny.model(DECODERS["llama"])
+    model = tiny.model("llama")
     chars = tokenizer.train("char", ["to be or not to be, that is the question"])
     store.save(model, tmp_path / "m", chars, layout="glassformer")
     words = ["generate", str(tmp_path / "m"), "--max-new", "5", "--temperature", "0", *more]

@@ -12,6 +12,7 @@ from glassformer.core.nn import Tape
 from glassformer.scale import ring as rings
 from glassformer.scale.collectives import summed
 from mistakes import mistake
+from seeding import generator_from
 from tiny import ALL, DECODERS, tokens
 
 
@@ -23,7 +24,7 @@ def compare(mesh, names, scene, length, double):
         alone, shared = twins(FAMILIES[name], double)
         ring.attach(shared, training=False)
         args, saved = row(FAMILIES[name], scene, length)
-        draw = torch.Generator().manual_seed(3)
+        draw = generator_from(3)
         weigh = torch.randn(2, length, tiny.VOCAB, generator=draw, dtype=torch.float64) / length
         weigh = weigh.to(next(alone.parameters()).dtype)
         expected = result(alone, args, saved, weigh, args.numel())
@@ -95,7 +96,7 @@ def test_what_reads_a_whole_row_is_refused(cfg, word):
 
 def patterns(mesh):
     """Tape's values of attention patterns that no process has completely."""
-    model = tiny.model(DECODERS["llama"])
+    model = tiny.model("llama")
     rings.Ring(along(mesh, "context").group("context")).attach(model)
     try:
         model(tokens(1, 8), pos=torch.arange(8)[None], tape=Tape("*.pattern"))

@@ -23,6 +23,7 @@ from glassformer.scale.mesh import ALONE, Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.place import BoxShare
 from glassformer.scale.shared_batches import shared_state
+from seeding import generator_from
 
 ADAMW = run.AdamW(lr=1e-2)
 MUON = run.Muon(lr=1e-2)
@@ -44,7 +45,7 @@ MODELS = {**tiny.DECODERS, "odd": ODD, "looped": LOOPED}
 
 
 def batches(rows, vocab, length=16):
-    draw = torch.Generator().manual_seed(1)
+    draw = generator_from(1)
     while True:
         tokens = torch.randint(vocab, (rows, length + 1), generator=draw)
         targets = tokens[:, 1:].clone()

@@ -56,6 +56,7 @@ from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.shard import cuts_of, shard
 from mistakes import mistake
+from seeding import generator_from
 from tiny import ALL, DECODERS, tokens
 
 EVERY = {**FAMILIES, **{name: cfg for name, cfg in ALL.items() if c.recurrent(cfg)}}
@@ -75,7 +76,7 @@ def compare(mesh, names, scene, double):
     group = along(mesh, "tensor").group("tensor")
     answers = {}
     length = LENGTHS[0]
-    draw = torch.Generator().manual_seed(3)
+    draw = generator_from(3)
     weigh = torch.randn(2, length, 60, generator=draw, dtype=torch.float64) / length
     for name in names:
         cfg = EVERY[name]
@@ -140,7 +141,7 @@ def dropped(mesh, names, adapted):
         models = [model.train() for model in twins(cfg)]
         for model in models if adapted else ():
             tuning.tune(model, ADAPTERS)
-            draw = torch.Generator().manual_seed(2)
+            draw = generator_from(2)
             for layer in tuning.adapted(model).values():
                 layer.up.data.normal_(generator=draw)
         cuts = tensor.split_model(models[1], group)

@@ -7,24 +7,26 @@ and readers hold.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn import Tape, build_model
 from glassformer.core.nn.layers import LayerNorm, RMSNorm
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import tuning
-from glassformer.sight import Attribution, attribute, edits, logits_by_depth, look
+from glassformer.sight import attribute, edits, logits_by_depth, look
+from mistakes import mistake
+from seeding import generator_from
 from tiny import inputs_of
 
 STORIES = (
@@ -35,12 +37,12 @@ STACKED = {name: cfg for name, cfg in tiny.ALL.items() if not c.recurrent(cfg).g
 STACKED.pop("reader")
 MODELS = {
     **STACKED,
-    "narrow": dataclasses.replace(
+    "narrow": replace(
         tiny.bert(),
         embed=c.Embed(tiny.VOCAB, segments=2, dim=24),
         head=c.Head(tied=False, transform="tanh"),
     ),
-    "scaled": dataclasses.replace(
+    "scaled": replace(
         tiny.DECODERS["glass"],
         embed=c.Embed(tiny.VOCAB, scale=3.0, previous_token_embeddings=2),
         head=c.Head(scale=0.5, bias=True),
@@ -49,21 +51,19 @@ MODELS = {
 
 POOLS = {
     "labels": tiny.ALL["bert"],
-    "last": dataclasses.replace(tiny.ALL["pooled"], pool=c.Pool("last", labels=2)),
+    "last": replace(tiny.ALL["pooled"], pool=c.Pool("last", labels=2)),
     "attention": tiny.ALL["pooled"],
-    "mean": dataclasses.replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
-    "max": dataclasses.replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
-    "unit": dataclasses.replace(
-        tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)
-    ),
-    "across": dataclasses.replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
+    "mean": replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
+    "max": replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
+    "unit": replace(tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)),
+    "across": replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
 }
 
 
-def model_of(name: str) -> Model:
+def model_of(name):
     """In fp64, no bias zero and no gain one."""
     model = tiny.model({**MODELS, **POOLS}[name]).double()
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     with torch.no_grad():
         for name_of_weight, weight in model.named_parameters():
             if weight.ndim == 1 or name_of_weight.endswith("down_bias"):
@@ -104,11 +104,11 @@ def test_the_parts_sum_to_the_logit(name, against):
 class Held(nn.Module):
     """A norm at the scale of its first input; a gradient does not pass through the scale."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    def __init__(self, norm):
         super().__init__()
         self.norm = norm
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         right = self.norm(x)
         gain = (
             1.0
@@ -119,11 +119,11 @@ class Held(nn.Module):
         y = x - x.mean(-1, keepdim=True) if isinstance(self.norm, LayerNorm) else x
         scale = (y.square().mean(-1, keepdim=True) + self.norm.eps).rsqrt().detach()
         y = y * scale * gain + (0.0 if shift is None else shift)
-        torch.testing.assert_close(y, right)
+        assert_close(y, right)
         return y
 
 
-def linear_in_the_stream(model: Model) -> Model:
+def linear_in_the_stream(model):
     """A copy whose norms on the stream hold, and whose sublayers read without being asked for a
     gradient."""
     stored = copy.deepcopy(model)
@@ -193,7 +193,7 @@ def test_heads_by_hand():
     assert piece.value == pytest.approx(right.item(), abs=1e-12)
 
 
-def kinds(result: Attribution) -> dict[str, int]:
+def kinds(result):
     return {
         kind: sum(piece.kind == kind for piece in result.parts)
         for kind in sorted({p.kind for p in result.parts})
@@ -237,7 +237,7 @@ def test_low_rank_changes_are_in_it():
 
 
 def test_in_fp32_and_bf16_the_sum_is_the_logit_within_rounding():
-    model = tiny.model(tiny.DECODERS["mixtral"])
+    model = tiny.model("mixtral")
     assert attribute(model, None, tiny.tokens(1, 9)).difference < 1e-5
     assert attribute(model.bfloat16(), None, tiny.tokens(1, 9)).difference < 0.5
 
@@ -265,9 +265,7 @@ EDITS: dict[str, list[Any]] = {
 def test_under_edits_the_parts_sum_to_the_edited_logit(name, kind):
     model = model_of(name)
     args, body = inputs_of(model), model.config.main_body
-    changes = [
-        dataclasses.replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]
-    ]
+    changes = [replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]]
     if name == "phi2":
         changes = [edit for edit in changes if not edit.path.endswith(".mid")]
     attribution = attribute(model, None, **args, token=7, position=4, edits=changes)
@@ -293,37 +291,35 @@ def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder():
     attribution = attribute(model, None, tokens)
     assert (attribution.position, attribution.token) == (8, individual[-1].argmax().item())
     tokenizer = train_tokenizer("byte", specials=("[CLS]", "[SEP]", "[MASK]"))
-    encoder = build_model(
-        dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1
-    )
+    encoder = build_model(replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1)
     assert attribute(encoder, tokenizer, "ab___c").position == 3
     assert "Fixed at its gate" in attribute(encoder, tokenizer, "ab___c").notes[0]
 
 
 @pytest.mark.parametrize("name", ["gru", "bahdanau", "reader"])
 def test_a_recurrent_model_has_no_stream(name):
-    model = tiny.model(tiny.ALL[name])
-    with pytest.raises(UserError, match="a recurrent model has none; use `glassformer saliency`"):
+    model = tiny.model(name)
+    with mistake("a recurrent model has none; use `glassformer saliency`"):
         attribute(model, None, **inputs_of(model))
 
 
 def test_one_clear_sentence():
-    model = tiny.model(tiny.DECODERS["llama"])
-    with pytest.raises(UserError, match="same one"):
+    model = tiny.model("llama")
+    with mistake("same one"):
         attribute(model, None, [1, 2], token=3, against=3)
-    with pytest.raises(UserError, match="no head over tokens"):
+    with mistake("no head over tokens"):
         attribute(
-            build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1),
+            build_model(replace(tiny.DECODERS["llama"], head=None), seed=1),
             None,
             [1, 2],
         )
-    with pytest.raises(UserError, match="Position 5 is not in the text"):
+    with mistake("Position 5 is not in the text"):
         attribute(model, None, [1, 2], position=5)
 
 
 def test_a_part_of_the_users_own_is_split_too():
     class Own(RMSNorm):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return 2 * super().forward(x)
 
     model = model_of("llama")
@@ -374,13 +370,13 @@ def test_an_edited_label_is_taken_apart():
 
 
 def test_labels_that_are_not_there():
-    with pytest.raises(UserError, match="no labels"):
-        attribute(tiny.model(tiny.ALL["llama"]), None, tiny.tokens(1, 4), of="label")
+    with mistake("no labels"):
+        attribute(tiny.model("llama"), None, tiny.tokens(1, 4), of="label")
     model = tiny.model(POOLS["mean"])
     for wrong, message in (("7", "has 0 to 2"), ("cat", "has 0 to 2")):
-        with pytest.raises(UserError, match=message):
+        with mistake(message):
             attribute(model, None, tiny.tokens(1, 4), token=wrong, of="label")
-    with pytest.raises(UserError, match="whole text"):
+    with mistake("whole text"):
         attribute(model, None, tiny.tokens(1, 4), position=2, of="label")
-    with pytest.raises(UserError, match="same one"):
+    with mistake("same one"):
         attribute(model, None, tiny.tokens(1, 4), token=1, against=1, of="label")

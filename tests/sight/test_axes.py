@@ -13,7 +13,7 @@ TOKENS, SOURCE = 7, 5
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
 def test_sides_by_path_are_those_of_the_values(name):
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     pair = model.config.has_source
     source = tiny.tokens(1, SOURCE) if pair else None
     values = look(model, None, tiny.tokens(1, TOKENS), source=source)

@@ -3,9 +3,8 @@ cosines are."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,34 +13,32 @@ import torch
 import tiny
 from glassformer import config as c
 from glassformer import load
-from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import word_in_contexts
 from glassformer.sight.contexts import spans
+from mistakes import mistake
 
 FIRST, SECOND = "a big cat sat", "no cat is a dog"
 
 
-def wordy(name: str) -> Model:
+def wordy(name):
     """A family with a vocabulary of bytes."""
     cfg = tiny.ALL[name]
-    cfg = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, vocab=300))
+    cfg = replace(cfg, embed=replace(cfg.embed, vocab=300))
     if getattr(cfg, "source_embed", None):
-        cfg = dataclasses.replace(
-            cfg, source_embed=dataclasses.replace(cfg.source_embed, vocab=300)
-        )
+        cfg = replace(cfg, source_embed=replace(cfg.source_embed, vocab=300))
     return build_model(cfg, seed=1).eval()
 
 
-def unit(x: torch.Tensor) -> Any:
+def unit(x):
     rows = x.detach().double().numpy()
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-@pytest.mark.parametrize("name", tiny.ALL)
+@pytest.mark.parametrize("name", ["llama", "gru", "bert", "t5"])
 def test_the_cosines_are_those_of_the_models_own_states(name):
     model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
     result = word_in_contexts(model, tokenizer, "cat", FIRST, SECOND)
@@ -96,9 +93,9 @@ def test_a_word_is_found_whole(text, word, right):
 
 def test_one_clear_sentence():
     model, tokenizer = wordy("llama"), train_tokenizer("byte")
-    with pytest.raises(UserError, match='"dog" is not in "a big cat sat"'):
+    with mistake('"dog" is not in "a big cat sat"'):
         word_in_contexts(model, tokenizer, "dog", FIRST, SECOND)
-    with pytest.raises(UserError, match="no other word"):
+    with mistake("no other word"):
         word_in_contexts(model, tokenizer, "cat", "cat", "cat")
     assert "more than once" in " ".join(word_in_contexts(model, tokenizer, "a", "a b a", "a").notes)
 

@@ -8,17 +8,18 @@ and parsing.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.generation import beam, generate
-from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import look
 from glassformer.sight.edits import (
@@ -41,40 +42,40 @@ from glassformer.sight.looking import token_ids
 from glassformer.sight.reading import Reading, build_hooks
 from glassformer.tasks.evaluation import likelihoods, score
 from glassformer.tasks.predictions import classify, tag
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 
 MODELS = {name: tiny.model(cfg) for name, cfg in tiny.ALL.items()}
 ATTENTION = "decoder.blocks.0.attn"
 
 
-def inputs_of(model: Model, rows: int = 2, length: int = 10) -> tuple[Tensor, dict[str, Tensor]]:
+def inputs_of(model, rows=2, length=10):
     """Tokens, and a source where one is read."""
     pair = isinstance(model.config, c.EncoderDecoder)
     return tiny.tokens(rows, length), {"source": tiny.tokens(rows, 8, seed=3)} if pair else {}
 
 
 def values(
-    model: Model,
-    *edits: Edit | str,
-    paths: tuple[str, ...] = (),
-    tokens: Any = None,
-    source: Tensor | None = None,
-) -> dict[str, Tensor]:
+    model,
+    *edits,
+    paths=(),
+    tokens=None,
+    source=None,
+):
     """What a pass with these edits computes, of the texts of ``inputs_of`` where none are given."""
     text, pair = inputs_of(model)
     pair = pair if source is None else {"source": source}
     return look(model, None, text if tokens is None else tokens, *paths, edits=edits, **pair)
 
 
-def side_of(model: Model) -> str:
+def side_of(model):
     return "decoder" if hasattr(model, "decoder") else "encoder"
 
 
-def seen(model: Model, path: str, *edits: Edit | str, **texts: Any) -> Tensor:
+def seen(model, path, *edits, **texts):
     return values(model, *edits, paths=(path,), **texts)[path]
 
 
-def logits(model: Model, *edits: Edit | str, **texts: Any) -> Tensor:
+def logits(model, *edits, **texts):
     return seen(model, "logits", *edits, **texts)
 
 
@@ -115,17 +116,17 @@ def test_attention_patched_by_itself_is_itself(name):
     model = MODELS[name]
     full = values(model)
     edits = [patch(path, full) for path in full if path.endswith(("scores", "pattern"))]
-    torch.testing.assert_close(logits(model, *edits), full["logits"], rtol=1e-4, atol=1e-4)
+    assert_close(logits(model, *edits), full["logits"], rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------ parts,
 # by hand
 
 
-def zeroed(model: Model, path: str, cut: object) -> Tensor:
+def zeroed(model, path, cut):
     tokens, source = inputs_of(model)
 
-    def zero(_: str, value: Tensor) -> Tensor:
+    def zero(_, value):
         value = value.clone()
         value[cut] = 0
         return value
@@ -168,14 +169,14 @@ def test_a_heads_mean():
 
     with torch.no_grad():
         cut = model(tokens, tape=Tape(edits={f"{ATTENTION}.z": mean})).logits
-        torch.testing.assert_close(logits(model, edit), cut)
+        assert_close(logits(model, edit), cut)
         places = torch.arange(10)
         padded = edited(tokens, pos=torch.stack((places, (places - 4).clamp(min=-1))))
         alone = logits(model, edit, tokens=tokens[1:, 4:])
-        torch.testing.assert_close(padded[1:, 4:], alone)
+        assert_close(padded[1:, 4:], alone)
         documents = {"pos": places.remainder(4)[None], "document_ids": places[None] // 4}
         alone = logits(model, edit, tokens=tokens[:1, 4:8])
-        torch.testing.assert_close(edited(tokens[:1], **documents)[:, 4:8], alone)
+        assert_close(edited(tokens[:1], **documents)[:, 4:8], alone)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek", "nanomoe"])
@@ -200,7 +201,7 @@ def test_experts_are_off(name, off):
     if ffn.cfg.normalize:
         weight = weight / weight.sum(-1, keepdim=True)
     written = (each.take_along_dim(chosen[..., None], 2) * weight[..., None]).sum(2)
-    torch.testing.assert_close(observed["write"], written + plain.get("shared.write", 0))
+    assert_close(observed["write"], written + plain.get("shared.write", 0))
     untouched = ~torch.isin(indices, torch.tensor(off)).any(-1)
     twice = seen(model, f"{piece}.weight", scale(f"{piece}.weight", 2.0), *edits)
     # an earlier edit of theirs stays
@@ -299,7 +300,7 @@ def test_values_by_position_head_and_index():
         assert torch.equal(observed[path], want[path]), path
         if path.endswith("hidden"):
             written = model.decoder.blocks[0].ffn.down(want[path]).detach()
-            torch.testing.assert_close(observed[f"{ffn}.write"], written)
+            assert_close(observed[f"{ffn}.write"], written)
 
 
 def test_a_direction_between_two_texts():
@@ -308,7 +309,7 @@ def test_a_direction_between_two_texts():
     a, b = (look(model, tokenizer, text, path)[path][0, -1] for text in ("love", "hat"))
     plain = look(model, tokenizer, "abc", path)[path]
     moved = look(model, tokenizer, "abc", path, edits=[steer(path, ("love", "hat"), 2.0)])[path]
-    torch.testing.assert_close(moved, plain + 2 * (a - b))
+    assert_close(moved, plain + 2 * (a - b))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "vaswani", "bahdanau", "bert"])
@@ -337,7 +338,7 @@ def test_a_patch_of_one_head_and_of_attention():
     assert torch.equal(values(model, patch(z, present, positions=4, head=2))[z], want)
     observed = values(model, patch(pattern, present, positions=6))[z]
     want = present[pattern] @ plain[f"{ATTENTION}.v"].repeat_interleave(2, 1)
-    torch.testing.assert_close(observed[:, :, 6], want[:, :, 6])
+    assert_close(observed[:, :, 6], want[:, :, 6])
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "vaswani"])
@@ -355,10 +356,10 @@ def test_attention_is_set(name):
     want[:, 1, 5, 1], want[:, 1, 5, 2] = 0.75, 0.25
     want[:, 2, 6, 0] = 1
     want[:, 2, 6] /= want[:, 2, 6].sum(-1, keepdim=True)
-    torch.testing.assert_close(observed[f"{piece}.pattern"], want)
+    assert_close(observed[f"{piece}.pattern"], want)
     v = plain[f"{piece}.v"]
     v = v.repeat_interleave(4 // v.shape[1], 1)
-    torch.testing.assert_close(observed[f"{piece}.z"], want @ v)
+    assert_close(observed[f"{piece}.z"], want @ v)
 
 
 def test_attention_of_a_recurrent_decoder_is_set():
@@ -433,9 +434,7 @@ EDITS: dict[str, list[Edit]] = {
 }
 
 
-def uncached(
-    model: Model, edits: list[Edit], start: list[int], source: list[int] | None, count: int
-) -> tuple[list[int], list[float]]:
+def uncached(model, edits, start, source, count):
     """Greedy tokens and their log-probabilities, everything read again for each."""
     reading = Reading(model, [list(start)], None if source is None else [list(source)], grows=True)
     hooks, logprobs = build_hooks(edits, reading), []
@@ -472,7 +471,7 @@ def test_generation_with_edits_is_the_uncached_one(name):
     for prompt, *row in zip(prompts, output.tokens, output.logprobs, strict=True):
         tokens, logprobs = uncached(model, edits, *([3, 4], prompt) if pair else (prompt, None), 9)
         assert row[0] == tokens
-        torch.testing.assert_close(row[1], logprobs, rtol=1e-4, atol=1e-4)
+        assert_close(row[1], logprobs, rtol=1e-4, atol=1e-4)
     far = torch.tensor(run(eos=()).logprobs) - torch.tensor(output.logprobs)
     assert far.abs().max() > 1e-2
     end = output.tokens[0][1]  # the first row ends and leaves; the others take its place
@@ -517,9 +516,9 @@ def test_without_edits_generation_has_no_tape(monkeypatch):
     assert calls == [None] * 3
 
 
-def byte_model(specials: tuple[str, ...] = ()) -> tuple[Model, Any]:
+def byte_model(specials=()):
     tokenizer = train_tokenizer("byte", specials=specials)
-    shape = dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size))
+    shape = replace(tiny.gpt2(), embed=c.Embed(tokenizer.size))
     return tiny.model(shape), tokenizer
 
 
@@ -558,10 +557,8 @@ def test_labels_with_edits():
     logits = classify(model, tokenizer, ["abc", "de"], edits=edits).probabilities
     ids = tokenizer.encode_pairs(["abc"], most=16)[0][0]
     observed = seen(model, "pool.write", *edits, tokens=ids).softmax(-1)
-    torch.testing.assert_close(logits[:1], observed)
-    tagger = build_model(
-        dataclasses.replace(base, pool=None, token_head=c.TokenHead(3)), seed=1
-    ).eval()
+    assert_close(logits[:1], observed)
+    tagger = build_model(replace(base, pool=None, token_head=c.TokenHead(3)), seed=1).eval()
     item, two = (
         tag(tagger, tokenizer, [["ab", "c"]], edits=group)[0].probabilities
         for group in (edits[:1], ())
@@ -598,57 +595,16 @@ def test_an_edit_reads_as_it_is_written(line):
         parse(line).path = 1
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("", "is no edit"),
-        ("head_off", "is no edit"),
-        ("__import__('os').system('true')", "is no edit"),
-        ("head_of('a', 1)", 'Did you mean "head_off"'),
-        ("eval('1')", "There is no edit 'eval'"),
-        ("head_off(open('x'), 1)", "only texts, numbers"),
-        ("head_off('a')", "missing a required argument: 'head'"),
-        ("head_off('a', 1, often=2)", "takes path, head, fill, positions"),
-        ("head_off('a', 1, positions='x')", "give a number"),
-        ("head_off(*[1])", "only texts"),
-    ],
-)
+@pytest.mark.parametrize("line, message", SENTENCES["lines that are no edit"])
 def test_a_line_that_is_no_edit_is_refused(line, message):
-    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+    with mistake(message.replace("(", r"\(")):
         parse(line)
 
 
 @pytest.mark.parametrize(
-    ("name", "edit", "message"),
+    "name, edit, message",
     [
-        ("gpt2", head_off("decoder.blocks.7.attn", 1), 'Did you mean "decoder.blocks.1.attn"'),
-        ("gpt2", head_off("decoder.block.1.attn", 1), 'Did you mean "decoder.blocks.1.attn"'),
-        ("gpt2", head_off("decoder.blocks.1.attn", 4), "has heads 0 to 3"),
-        ("gpt2", mlp_off("decoder.blocks.1.attn"), 'Did you mean "decoder.blocks.1.ffn"'),
-        ("gpt2", expert_off("decoder.blocks.1.ffn", 0), "no mixture of experts"),
-        ("mixtral", expert_off("decoder.blocks.1.ffn", 4), "experts 0 to 3"),
-        ("gpt2", scale("decoder.blocks.0.residual", 2.0), 'Did you mean "decoder.blocks.0.resid"'),
-        (
-            "gpt2",
-            scale("decoder.blocks.0.resid", 2.0, positions=10),
-            "position 10: the text has at most 10",
-        ),
-        ("gpt2", scale("decoder.blocks.0.resid", 2.0, positions=-11), "no position -11"),
-        ("gpt2", scale("decoder.blocks.0.resid", 2.0, index=32), "has no index 32"),
-        ("gpt2", scale("decoder.blocks.0.resid", 2.0, head=0), "has no heads"),
-        ("gpt2", set_value("decoder.blocks.0.resid", [1.0, 2.0]), "takes 32"),
-        ("gpt2", steer("decoder.blocks.0.resid", [1.0]), "takes 32"),
-        ("gpt2", steer("decoder.blocks.0.resid", ("a", "b")), "A tokenizer is needed"),
-        ("gpt2", mask_token(10), "no position 10"),
-        ("gpt2", mask_token(1, "source"), "Only an encoder-decoder has a source"),
-        ("gpt2", swap_token(3, 50), "0 to 49"),
-        ("gpt2", swap_token(12, 5), "0 to 9"),
-        ("gru", mask_token(2), "use swap_token"),
-        ("gru", head_off("decoder.cells.0", 1), "has no attention"),
-        ("bert", scale("pool.write", 1.0, positions=1), "leave positions out"),
-        ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "cannot attend to position 5"),
-        ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights must be numbers"),
-        ("gpt2", set_attention(ATTENTION, 0, 2, {1: -0.5}), "weights must be numbers of 0 or more"),
+        *SENTENCES["edits"],
         (
             "gpt2",
             patch("decoder.embed", {"decoder.out": torch.zeros(1, 10, 32)}),
@@ -665,23 +621,23 @@ def test_a_line_that_is_no_edit_is_refused(line, message):
     ],
 )
 def test_what_does_not_exist_is_a_sentence(name, edit, message):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         logits(MODELS[name], edit)
 
 
 def test_what_is_no_edit_is_a_sentence():
-    with pytest.raises(UserError, match="'head_off' is no edit"):
+    with mistake("'head_off' is no edit"):
         look(MODELS["gpt2"], None, [1, 2], "logits", edits=["head_off"])
     for wrong in ({"decoder.embed": abs}, [abs]):
-        with pytest.raises(UserError, match="Edits are a list"):
+        with mistake("Edits are a list"):
             look(MODELS["gpt2"], None, [1, 2], "logits", edits=wrong)
-    with pytest.raises(UserError, match="mlp_off"):
+    with mistake("mlp_off"):
         logits(
             MODELS["mixtral"], *(expert_off("decoder.blocks.0.ffn", index) for index in range(4))
         )
-    with pytest.raises(UserError, match="sliding"):
+    with mistake("sliding"):
         generate(MODELS["gpt2"], None, [1, 2], slide=True, edits=[mask_token(0)])
-    with pytest.raises(UserError, match="count from 0"):
+    with mistake("count from 0"):
         generate(MODELS["gpt2"], None, [[1, 2], [3]], edits=[mask_token(-1)])
 
 
@@ -736,21 +692,10 @@ def test_routers_are_seen_as_edited():
     )
     p = torch.tensor(row).softmax(0)[1:3]
     assert (observed[f"{piece}.chosen"] == torch.tensor([1, 2])).all()
-    torch.testing.assert_close(observed[f"{piece}.weight"], (p / p.sum()).expand(2, 10, -1))
+    assert_close(observed[f"{piece}.weight"], (p / p.sum()).expand(2, 10, -1))
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("head_off(3, 0)", "path is 3; give str"),
-        ("attn_off([1])", r"path is \[1\]; give str"),
-        ("mask_token('x')", "position is 'x'; give int"),
-        ("set_value('*.resid', 0, 1e38)", r"positions is 1e\+38; give Positions"),
-        ("set_attention('*.attn', 0, 0.5, [1.0])", "query is 0.5; give Positions"),
-        ("swap_token(0, [1])", r"token is \[1\]; give int | str"),
-        ("patch(5, {})", "path is 5; give str"),
-    ],
-)
+@pytest.mark.parametrize("text, sentence", SENTENCES["literals of an edit"])
 def test_a_literal_of_another_type_is_a_sentence(text, sentence):
     with mistake(sentence):
         parse(text)

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import saliency
+from mistakes import mistake
 from tiny import inputs_of
 
 
-def answer(
-    model: Model, args: dict[str, Tensor], edits: dict[str, Any], of: str = "logit"
-) -> float:
+def answer(model, args, edits, of="logit"):
     with torch.no_grad():
         logits = model(*args.values(), tape=Tape(edits=edits)).logits[0, 4]
     return (logits.log_softmax(-1) if of == "logprob" else logits)[7].item()
 
 
-def grown(path: str, at: int, by: float) -> dict[str, Any]:
-    def grow(_: str, x: Tensor) -> Tensor:
+def grown(path, at, by):
+    def grow(_, x):
         x = x.clone()
         x[:, at] *= 1 + by
         return x
@@ -38,7 +34,7 @@ def grown(path: str, at: int, by: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_gradient_times_input_is_what_a_longer_vector_would_change(name):
-    model = tiny.model(tiny.ALL[name]).double()
+    model = tiny.model(name).double()
     args = inputs_of(model)
     result = saliency(model, None, **args, token=7, position=4, steps=1)
     assert result.value == pytest.approx(answer(model, args, {}), abs=1e-10)
@@ -85,7 +81,7 @@ SMOOTH = (
 @pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("of", ["logit", "logprob"])
 def test_integrated_gradients_are_complete(name, of):
-    model = tiny.model(tiny.ALL[name]).double()
+    model = tiny.model(name).double()
     args = inputs_of(model)
     result = saliency(model, None, **args, token=7, position=4, of=of, steps=100)
 
@@ -110,7 +106,7 @@ def test_integrated_gradients_are_complete(name, of):
 
 def test_norms_are_of_the_rows_of_the_table():
     """Each token once, an untied head: the gradient of its row is that of its vector."""
-    model = tiny.model(tiny.DECODERS["llama"]).double()
+    model = tiny.model("llama").double()
     tokens = torch.arange(9)[None] * 3
     model(tokens).logits[0, 4, 7].backward()
     rows = model.embed.token.weight.grad[tokens[0]]
@@ -132,19 +128,19 @@ def test_a_label_of_a_classifier():
     assert (result.piece, result.position) == ("label 2", None)
     assert result.value == pytest.approx(pooled[2].item()) and abs(result.gap) < 1e-4
     assert saliency(model, None, tokens, of="label", steps=1).token == pooled.argmax().item()
-    bare = build_model(dataclasses.replace(tiny.bert(), head=None), seed=1)
+    bare = build_model(replace(tiny.bert(), head=None), seed=1)
     assert saliency(bare, None, tokens, steps=1).of == "label"
 
 
 def test_where_the_walk_begins():
-    model = tiny.model(tiny.DECODERS["gpt2"]).double()
+    model = tiny.model("gpt2").double()
     fields = {"text": tiny.tokens(1, 7)}
     zero = saliency(model, None, **fields, token=7, position=4, baseline="zero", steps=1)
     assert zero.at_baseline == pytest.approx(
         answer(model, fields, {"embed.token": lambda _, x: x * 0}), abs=1e-10
     )
     tokenizer = train_tokenizer("byte", specials=("<pad>",))
-    wide = build_model(dataclasses.replace(tiny.DECODERS["gpt2"], embed=c.Embed(260)), seed=1)
+    wide = build_model(replace(tiny.DECODERS["gpt2"], embed=c.Embed(260)), seed=1)
     padded = saliency(wide, tokenizer, "abc", token="d", baseline="pad", steps=1)
     assert tokenizer.pad is not None and padded.baseline == "<pad>"
     fields = {"text": torch.tensor([[tokenizer.pad] * 3])}
@@ -165,8 +161,8 @@ def test_in_training_nothing_is_dropped_and_it_goes_on():
 
 
 def test_one_clear_sentence():
-    model = tiny.model(tiny.DECODERS["llama"])
-    bare = build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1)
+    model = tiny.model("llama")
+    bare = build_model(replace(tiny.DECODERS["llama"], head=None), seed=1)
     bert = tiny.model(tiny.OTHERS["bert"])
     for call, words in (
         (lambda: saliency(model, None, [1, 2], steps=0), "give 1 or more"),
@@ -179,12 +175,12 @@ def test_one_clear_sentence():
             'There is no label "3"; this model has 0 to 2',
         ),
     ):
-        with pytest.raises(UserError, match=words):
+        with mistake(words):
             call()
 
 
 def test_the_command(tmp_path, terminal):
-    wide = build_model(dataclasses.replace(tiny.DECODERS["gpt2"], embed=c.Embed(300)), seed=1)
+    wide = build_model(replace(tiny.DECODERS["gpt2"], embed=c.Embed(300)), seed=1)
     store.save(wide, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
     line = f"saliency {tmp_path}/model 'The cat' --steps 20"
     data = terminal.json(line)

@@ -3,23 +3,24 @@ every name."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from glassformer import config as c
-from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import describe, look, paths, summarise, to_dict
+from mistakes import mistake
 
 VOCAB, CONTEXT = 300, 12
 BLOCK = c.Block(c.Attention(4, kv_heads=2), c.GatedMLP(32))
 
 
-def decoder(block: c.Block = BLOCK, position: c.Position | None = None) -> Model:
+def decoder(block=BLOCK, position=None):
     stack = c.Stack(2, (block,), position or c.Rotary(), last_norm=c.RMSNorm(), dropout=0.2)
     return build_model(c.Decoder(32, CONTEXT, c.Embed(VOCAB), stack, init=c.Init(std=0.2)), seed=1)
 
@@ -30,15 +31,15 @@ def test_the_values_are_the_models_own():
     assert model.training
     model.eval()
     with torch.no_grad():
-        torch.testing.assert_close(observed["logits"], model(tokens).logits, rtol=0, atol=0)
-        torch.testing.assert_close(
+        assert_close(observed["logits"], model(tokens).logits, rtol=0, atol=0)
+        assert_close(
             model.head(observed["decoder.out"], model.embed), observed["logits"], rtol=0, atol=0
         )
     pattern = observed["decoder.blocks.1.attn.pattern"]
-    torch.testing.assert_close(pattern.sum(-1), torch.ones(2, 4, 3))
+    assert_close(pattern.sum(-1), torch.ones(2, 4, 3))
     assert (pattern.triu(1) == 0).all()
     z = pattern @ observed["decoder.blocks.1.attn.v"].repeat_interleave(2, 1)
-    torch.testing.assert_close(z, observed["decoder.blocks.1.attn.z"])
+    assert_close(z, observed["decoder.blocks.1.attn.z"])
     assert not any(value.requires_grad for value in observed.values())
 
 
@@ -52,10 +53,10 @@ def test_patterns_choose_and_the_order_is_the_models():
     assert list(look(model, None, [5])) == paths(model)
 
 
-EXPERTS = dataclasses.replace(BLOCK, feedforward=c.MoE(4, 2, c.GatedMLP(16)))
+EXPERTS = replace(BLOCK, feedforward=c.MoE(4, 2, c.GatedMLP(16)))
 
 
-@pytest.mark.parametrize("block", [BLOCK, EXPERTS, dataclasses.replace(BLOCK, place="parallel")])
+@pytest.mark.parametrize("block", [BLOCK, EXPERTS, replace(BLOCK, place="parallel")])
 @pytest.mark.parametrize("position", [c.Learned(CONTEXT), c.Alibi(), c.RelativeBias(4, 8)])
 def test_every_name_is_there_in_every_kind(block, position):
     names = paths(decoder(block, position))
@@ -74,11 +75,9 @@ def test_text_is_read_as_generation_reads_it():
     model, tokenizer = decoder(), train_tokenizer("byte", specials=("<s>", "</s>"))
     observed = look(model, tokenizer, "abc", "logits")
     ids = [tokenizer.bos, *b"abc"]
-    torch.testing.assert_close(
-        observed["logits"], look(model, None, ids, "logits")["logits"], rtol=0, atol=0
-    )
+    assert_close(observed["logits"], look(model, None, ids, "logits")["logits"], rtol=0, atol=0)
     plain = look(model, train_tokenizer("byte"), "abc", "logits")
-    torch.testing.assert_close(
+    assert_close(
         plain["logits"], look(model, None, list(b"abc"), "logits")["logits"], rtol=0, atol=0
     )
 
@@ -88,7 +87,7 @@ def test_an_encoder_and_an_encoder_decoder_can_be_looked_at():
     tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
     encoder = build_model(c.Encoder(32, CONTEXT, c.Embed(VOCAB), stack), seed=1)
     assert look(encoder, tokenizer, "abc", "encoder.out")["encoder.out"].shape == (1, 5, 32)
-    across = c.Stack(1, (dataclasses.replace(BLOCK, cross=BLOCK.attention),), c.RelativeBias(4, 8))
+    across = c.Stack(1, (replace(BLOCK, cross=BLOCK.attention),), c.RelativeBias(4, 8))
     model = build_model(c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), stack, across), seed=1)
     observed = look(model, tokenizer, "ab", "*.pattern", source="abcde")
     shapes = {path: tuple(value.shape) for path, value in observed.items()}
@@ -98,9 +97,9 @@ def test_an_encoder_and_an_encoder_decoder_can_be_looked_at():
         "decoder.blocks.0.cross.pattern": (1, 4, 3, 6),
     }
     assert "decoder.blocks.0.cross.q" in paths(model)
-    with pytest.raises(UserError, match="as source"):
+    with mistake("as source"):
         look(model, tokenizer, "ab")
-    with pytest.raises(UserError, match="Only an encoder-decoder"):
+    with mistake("Only an encoder-decoder"):
         look(decoder(), tokenizer, "ab", source="ab")
 
 
@@ -123,7 +122,7 @@ def test_an_encoder_and_an_encoder_decoder_can_be_looked_at():
     ],
 )
 def test_one_clear_sentence(prompt, pattern, words):
-    with pytest.raises(UserError, match=words):
+    with mistake(words):
         look(decoder(), None, prompt, pattern)
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import neurons, top_activations
+from mistakes import SENTENCES, mistake
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -26,18 +25,16 @@ TEXTS = [
 TOKENIZER = train_tokenizer("byte", specials=("<s>", "</s>"))
 
 
-def wordy(name: str) -> Model:
+def wordy(name):
     """A family with a vocabulary of bytes."""
     cfg = tiny.ALL[name]
-    cfg = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, vocab=300))
+    cfg = replace(cfg, embed=replace(cfg.embed, vocab=300))
     if getattr(cfg, "source_embed", None):
-        cfg = dataclasses.replace(
-            cfg, source_embed=dataclasses.replace(cfg.source_embed, vocab=300)
-        )
+        cfg = replace(cfg, source_embed=replace(cfg.source_embed, vocab=300))
     return build_model(cfg, seed=1).eval().double()
 
 
-def rows(model: Model, length: int) -> Iterator[torch.Tensor]:
+def rows(model, length):
     bos, eos = TOKENIZER.bos, TOKENIZER.eos
     bounds = {c.Decoder: ([bos], []), c.Encoder: ([bos], [eos]), c.EncoderDecoder: ([], [eos])}[
         type(model.config)
@@ -48,9 +45,7 @@ def rows(model: Model, length: int) -> Iterator[torch.Tensor]:
             yield torch.tensor([[*bounds[0], *ids[low : low + inside], *bounds[1]]])
 
 
-def by_hand(
-    model: Model, path: str, index: int, expert: int | None
-) -> list[tuple[float, int, int]]:
+def by_hand(model, path, index, expert):
     """The best value of each row and where, one row at a time, one token at a time."""
     results = []
     for number, row in enumerate(rows(model, 16)):
@@ -180,37 +175,16 @@ def test_a_limit_and_bounded_memory():
     assert result.read == 200 and len(taken) < 6
 
 
-@pytest.mark.parametrize(
-    ("name", "query", "words"),
-    [
-        ("gpt2", "hidden", "is no neuron; give a path and a number"),
-        (
-            "gpt2",
-            "decoder.blocks.0.ffn.hiden[0]",
-            r"Did you mean .decoder\.blocks\.0\.ffn\.hidden.\?",
-        ),
-        (
-            "gpt2",
-            "nosuch[5]",
-            r'is called "nosuch"\. There are: '
-            r".*decoder\.blocks\.\*\.ffn\.\{.*hidden",
-        ),
-        ("gpt2", "decoder.blocks.0.ffn.hidden[64]", r"has numbers up to \[63\]"),
-        ("gpt2", "decoder.blocks.0.ffn.hidden[0,1]", r"has numbers up to \[63\]"),
-        ("mixtral", "decoder.blocks.0.ffn.hidden[0]", r"up to \[3,31\] \(expert, neuron\)"),
-        ("gpt2", "decoder.blocks.0.attn.pattern[0]", "No value of each token is called"),
-        ("t5", "decoder.blocks.0.ffn.hidden[0]", "ask for its encoder"),
-    ],
-)
+@pytest.mark.parametrize("name, query, words", SENTENCES["neurons"])
 def test_one_clear_sentence(name, query, words):
-    with pytest.raises(UserError, match=words):
+    with mistake(words):
         top_activations(wordy(name), TOKENIZER, TEXTS, [query])
 
 
 def test_nothing_to_read():
-    with pytest.raises(UserError, match="texts are empty"):
+    with mistake("texts are empty"):
         top_activations(wordy("gpt2"), TOKENIZER, [""], ["decoder.blocks.0.ffn.hidden[0]"])
-    with pytest.raises(UserError, match="No neuron is named"):
+    with mistake("No neuron is named"):
         top_activations(wordy("gpt2"), TOKENIZER, TEXTS, [])
 
 

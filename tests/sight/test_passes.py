@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import tiny_transformers
-from glassformer.core.errors import UserError
 from glassformer.sight import (
     attribute,
     describe,
@@ -25,6 +25,8 @@ from glassformer.sight import (
     word_in_contexts,
 )
 from glassformer.sight.heads import _texts, measure
+from mistakes import mistake
+from seeding import generator_from
 
 pytest.importorskip("transformers")
 
@@ -36,7 +38,7 @@ BLOCKS |= {"T5": "decoder.block"}
 class Case:
     """A tiny random model, its input, and its own answer with every state and pattern."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name = name
         self.model: Any = tiny_transformers.build(name)
         self.model.set_attn_implementation("eager")
@@ -53,7 +55,7 @@ class Case:
         self.attentions += self.output[f"{side}attentions"]
         self.attentions += self.output.get("cross_attentions", ())
 
-    def head(self, state: Tensor) -> Any:
+    def head(self, state):
         """The logits that a state gives, by the model's own modules."""
         model = self.model
         if self.name == "Llama":
@@ -68,11 +70,11 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def case(request: pytest.FixtureRequest) -> Case:
+def case(request):
     return Case(request.param)
 
 
-def test_the_patterns_are_those_that_the_model_gives(case: Case) -> None:
+def test_the_patterns_are_those_that_the_model_gives(case):
     seen = look(case.model, None, case.text, "*.pattern", "logits", **case.beside)
     assert len(seen) == len(case.attentions) + 1
     assert torch.equal(seen["logits"], case.output.logits)
@@ -84,7 +86,7 @@ def test_the_patterns_are_those_that_the_model_gives(case: Case) -> None:
     assert seen.head(2).title
 
 
-def test_edits_change_what_is_seen(case: Case) -> None:
+def test_edits_change_what_is_seen(case):
     path = f"{BLOCKS[case.name]}.0"
     block = case.model.get_submodule(path)
     norm = next(x for n, x in block.named_modules() if "norm" in n.lower() or "ln_1" in n)
@@ -94,14 +96,14 @@ def test_edits_change_what_is_seen(case: Case) -> None:
         expected = case.model(**case.inputs).logits
     handle.remove()
 
-    def twice(x: Tensor) -> Tensor:
+    def twice(x):
         return 2 * x
 
     edited = look(case.model, None, case.text, "logits", edits={name: twice}, **case.beside)
     assert torch.equal(edited["logits"], expected)
 
 
-def test_the_lens_is_the_head_on_every_state(case: Case) -> None:
+def test_the_lens_is_the_head_on_every_state(case):
     lens = logit_lens(
         case.model, None, case.text, positions=[1, -1], track=[7], top=3, **case.beside
     )
@@ -114,16 +116,16 @@ def test_the_lens_is_the_head_on_every_state(case: Case) -> None:
             logits = case.head(state)[0, [1, -1]].log_softmax(-1)
         likely = logits.topk(3)
         assert lens.top[depth] == likely.indices.tolist()
-        torch.testing.assert_close(torch.tensor(lens.probability[depth]), likely.values.exp())
+        assert_close(torch.tensor(lens.probability[depth]), likely.values.exp())
         kl = (own.exp() * (own - logits)).sum(-1)
-        torch.testing.assert_close(torch.tensor(lens.kl[depth]), kl, rtol=1e-3, atol=1e-6)
+        assert_close(torch.tensor(lens.kl[depth]), kl, rtol=1e-3, atol=1e-6)
         chances = logits[:, 7].exp()
-        torch.testing.assert_close(torch.tensor(lens.tracked[0].probability[depth]), chances)
+        assert_close(torch.tensor(lens.tracked[0].probability[depth]), chances)
     assert lens.top[-1] == own.topk(3).indices.tolist() and lens.kl[-1] == [0.0, 0.0]
     assert "Each depth is read through" in lens.notes[0]
 
 
-def test_saliency_is_the_gradient_by_the_embeddings(case: Case) -> None:
+def test_saliency_is_the_gradient_by_the_embeddings(case):
     result = saliency(
         case.model, None, case.text, token=7, position=4, steps=64, progress=False, **case.beside
     )
@@ -136,15 +138,15 @@ def test_saliency_is_the_gradient_by_the_embeddings(case: Case) -> None:
     assert result.value == pytest.approx(logit.item(), abs=1e-6)
     norms = torch.tensor([token.norm for token in result.tokens])
     products = torch.tensor([token.product for token in result.tokens])
-    torch.testing.assert_close(norms, gradient[0].norm(dim=-1), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(products, (gradient * x).sum(-1)[0], rtol=1e-3, atol=1e-6)
+    assert_close(norms, gradient[0].norm(dim=-1), rtol=1e-4, atol=1e-6)
+    assert_close(products, (gradient * x).sum(-1)[0], rtol=1e-3, atol=1e-6)
     assert abs(result.gap) < 0.05 * abs(result.value - result.at_baseline) + 1e-3
     assert len(result.source) == (len(case.inputs["input_ids"][0]) if case.name == "T5" else 0)
 
 
-def test_the_heads_score_what_their_patterns_score(case: Case) -> None:
+def test_the_heads_score_what_their_patterns_score(case):
     result = head_scores(case.model, draws=2, length=8, seed=3)
-    draw, expected = torch.Generator().manual_seed(3), []
+    draw, expected = generator_from(3), []
     for _ in range(2):
         texts, sources = _texts(tiny_transformers.VOCAB, None, 8, draw)
         name = "decoder_input_ids" if case.name == "T5" else "input_ids"
@@ -162,11 +164,11 @@ def test_the_heads_score_what_their_patterns_score(case: Case) -> None:
     assert len(result.heads) == 4 * len(case.attentions)
 
 
-def test_the_size_of_what_a_head_moves() -> None:
+def test_the_size_of_what_a_head_moves():
     case = Case("GPT2")  # one whose matrices are laid the other way round
     result = head_scores(case.model, draws=2, length=8, seed=3)
     block = case.model.transformer.h[1].attn
-    draw, expected = torch.Generator().manual_seed(3), []
+    draw, expected = generator_from(3), []
     for _ in range(2):
         (text, _), _ = _texts(tiny_transformers.VOCAB, None, 8, draw)
         values: list[Tensor] = []
@@ -183,7 +185,7 @@ def test_the_size_of_what_a_head_moves() -> None:
     )
 
 
-def test_a_patch_is_a_hook_that_puts_the_other_state_in(case: Case) -> None:
+def test_a_patch_is_a_hook_that_puts_the_other_state_in(case):
     other = case.text.clone()
     other[0, 2] = 50
     grid = patch_grid(
@@ -194,7 +196,7 @@ def test_a_patch_is_a_hook_that_puts_the_other_state_in(case: Case) -> None:
     state = case.states[1]
     key = "decoder_input_ids" if case.name == "T5" else "input_ids"
 
-    def put(module: nn.Module, args: Any, result: Any) -> Any:
+    def put(module, args, result):
         hidden = result if isinstance(result, Tensor) else result[0]
         hidden = hidden.clone()
         hidden[0, 2] = state[0, 2]
@@ -212,7 +214,7 @@ def test_a_patch_is_a_hook_that_puts_the_other_state_in(case: Case) -> None:
     assert "clean" in grid.scale and grid.text()
 
 
-def test_a_position_that_the_source_lacks_changes_nothing_in_its_encoder() -> None:
+def test_a_position_that_the_source_lacks_changes_nothing_in_its_encoder():
     texts, source = ([0, 5, 9, 12, 3], [0, 5, 9, 18, 3]), [4, 6, 20]
     model = tiny_transformers.build("T5")
     grid = patch_grid(model, None, *texts, answer=7, parts="z", source=source, progress=False)["z"]
@@ -224,7 +226,7 @@ def test_a_position_that_the_source_lacks_changes_nothing_in_its_encoder() -> No
     assert any(row[3] != 0 for row in decoder)
 
 
-def test_the_parts_add_up_to_the_logit(case: Case) -> None:
+def test_the_parts_add_up_to_the_logit(case):
     result = attribute(case.model, None, case.text, token=7, against=3, position=4, **case.beside)
     logits = case.output.logits[0, 4]
     assert result.logit == pytest.approx(float(logits[7] - logits[3]), abs=1e-6)
@@ -234,7 +236,7 @@ def test_the_parts_add_up_to_the_logit(case: Case) -> None:
     assert {part.index for part in heads} == {0, 1, 2, 3}
 
 
-def test_a_head_by_hand() -> None:
+def test_a_head_by_hand():
     """Its slice of the output matrix, scaled as the last norm scales, times the token's row."""
     case = Case("Llama")
     inside: list[Tensor] = []
@@ -256,7 +258,7 @@ def test_a_head_by_hand() -> None:
 # --------------------------------------------------------------------------------------- of a text
 
 
-def words() -> Any:
+def words():
     """A tokenizer of ``transformers`` that knows a few words."""
     import tokenizers
     import transformers
@@ -289,7 +291,7 @@ def words() -> Any:
     return kind(tokenizer_object=tokenizer, **{f"{key}_token": mark for key, mark in marks.items()})
 
 
-def test_a_text_is_read_by_its_tokenizer() -> None:
+def test_a_text_is_read_by_its_tokenizer():
     case, tokenizer = Case("Bert"), words()
     text = "she put money in the [MASK]"
     lens = logit_lens(case.model, tokenizer, text, track=["river"])
@@ -303,11 +305,11 @@ def test_a_text_is_read_by_its_tokenizer() -> None:
     logits = case.model(**tokenizer(text, return_tensors="pt")).logits[0]
     best = int(logits[-1, : len(tokenizer)].argmax())
     assert steps[-1]["next"][0]["token"] == best
-    with pytest.raises(UserError, match="is 2 tokens for this tokenizer"):
+    with mistake("is 2 tokens for this tokenizer"):
         attribute(case.model, tokenizer, text, token="money bank")
 
 
-def test_a_word_in_two_contexts_and_the_places_of_a_neuron() -> None:
+def test_a_word_in_two_contexts_and_the_places_of_a_neuron():
     case, tokenizer = Case("Bert"), words()
     texts = ["she put money in the bank", "they had lunch on the bank of a river"]
     result = word_in_contexts(case.model, tokenizer, "bank", *texts)
@@ -329,7 +331,7 @@ def test_a_word_in_two_contexts_and_the_places_of_a_neuron() -> None:
     handle.remove()
     expected = [float(x[0, 1:-1, 5].max()) for x in inside]  # special tokens are not counted
     assert sorted(hit.value for hit in neuron.hits) == pytest.approx(sorted(expected), abs=1e-6)
-    with pytest.raises(UserError, match="No value of each token"):
+    with mistake("No value of each token"):
         top_activations(case.model, tokenizer, texts, ["bert.nothing[5]"], progress=False)
 
 
@@ -339,19 +341,19 @@ def test_a_word_in_two_contexts_and_the_places_of_a_neuron() -> None:
 class Tiny(nn.Module):
     """Token ids in, numbers out; no attention."""
 
-    def __init__(self, residual: bool) -> None:
+    def __init__(self, residual):
         super().__init__()
         self.embed, self.head = nn.Embedding(20, 16), nn.Linear(16, 20)
         self.layer, self.residual = nn.Linear(16, 16), residual
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = self.embed(ids)
         y = torch.tanh(self.layer(x))
         result: Tensor = self.head(x + y if self.residual else y)
         return result
 
 
-def test_any_module_that_reads_ids() -> None:
+def test_any_module_that_reads_ids():
     torch.manual_seed(0)
     model = Tiny(True)
     lens = logit_lens(model, None, [5, 3, 8], top=1)
@@ -368,27 +370,27 @@ def test_any_module_that_reads_ids() -> None:
     assert grid["resid"].effect[-1][-1] == pytest.approx(1.0)
 
 
-def test_one_clear_sentence() -> None:
+def test_one_clear_sentence():
     model = Tiny(False)
-    with pytest.raises(UserError, match="adds nothing to a residual stream"):
+    with mistake("adds nothing to a residual stream"):
         logit_lens(model, None, [5, 3])
-    with pytest.raises(UserError, match="adds nothing to a residual stream"):
+    with mistake("adds nothing to a residual stream"):
         attribute(model, None, [5, 3])
-    with pytest.raises(UserError, match="no softmax multiplies values"):
+    with mistake("no softmax multiplies values"):
         head_scores(model, draws=2, length=5)
-    with pytest.raises(UserError, match="without a tokenizer"):
+    with mistake("without a tokenizer"):
         look(model, None, "a text")
-    with pytest.raises(UserError, match="No value is called"):
+    with mistake("No value is called"):
         look(model, None, [5, 3], "layers.*")
-    with pytest.raises(UserError, match="give edits as"):
+    with mistake("give edits as"):
         look(model, None, [5, 3], edits=['head_off("a", 1)'])
-    with pytest.raises(UserError, match="2 and 3 tokens"):
+    with mistake("2 and 3 tokens"):
         patch_grid(model, None, [5, 3], [5, 3, 1], answer=4)
-    with pytest.raises(UserError, match="reads two texts"):
+    with mistake("reads two texts"):
         look(Case("T5").model, None, [5, 3])
-    with pytest.raises(UserError, match="Only an encoder-decoder"):
+    with mistake("Only an encoder-decoder"):
         look(model, None, [5, 3], source=[4])
-    with pytest.raises(UserError, match='no answer "label"'):
+    with mistake('no answer "label"'):
         saliency(model, None, [5, 3], of="label")
 
 
@@ -410,9 +412,9 @@ def test_a_source_beside_a_text_is_read_by_the_encoder():
         source = reader(words, "pt")["input_ids"]
         expected = model(input_ids=source, decoder_input_ids=torch.tensor([target])).logits
         traced = trace(model, reader, "xyzuvw", source=words)
-        torch.testing.assert_close(traced.output.logits, expected, rtol=0, atol=0)
+        assert_close(traced.output.logits, expected, rtol=0, atol=0)
     # the target is longer than its source
     result = attribute(model, None, target, source=source[0].tolist())
     assert result.sum == pytest.approx(result.logit, abs=1e-5)
-    with pytest.raises(UserError, match="reads one text"):
+    with mistake("reads one text"):
         trace(Case("Llama").model, reader, "a", source="b")

@@ -3,20 +3,21 @@ block."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import look, patch_grid
 from glassformer.sight.edits import patch
 from glassformer.sight.patching import PatchedPart, PatchGrid
+from mistakes import mistake
 
 CLEAN, CORRUPTED = [5, 9, 12, 3, 40, 7, 22, 31], [5, 9, 12, 18, 40, 7, 8, 31]
 SOURCES = [4, 6, 20, 11, 2], [4, 6, 21, 11, 2]
@@ -35,11 +36,9 @@ NAMES = [
 ]
 
 
-def alone(
-    name: str, piece: str, layer: int, head: int | None, position: int | None, **options: object
-) -> float:
+def alone(name, piece, layer, head, position, **options):
     """One cell, by a whole pass over the corrupted text with one edit."""
-    model, side = tiny.model(tiny.ALL[name]), options.pop("side", "decoder")
+    model, side = tiny.model(name), options.pop("side", "decoder")
     pairs = isinstance(model.config, c.EncoderDecoder)
     sources = options.get("sources", (SOURCES[0], SOURCES[0]) if pairs else (None, None))
     clean, corrupted = options.get("texts", (CLEAN, CORRUPTED))
@@ -52,8 +51,8 @@ def alone(
     return (row[17] - row[30]).item()
 
 
-def check(name: str, pieces: tuple[str, ...], **options: object) -> None:
-    model = tiny.model(tiny.ALL[name])
+def check(name, pieces, **options):
+    model = tiny.model(name)
     pairs = isinstance(model.config, c.EncoderDecoder)
     source = options.get("sources", SOURCES[0] if pairs else None)
     texts, at = options.get("texts", (CLEAN, CORRUPTED)), options.get("at")
@@ -96,15 +95,13 @@ def test_tokens_that_all_see_each_other_are_patched_in_whole_runs():
     check("prefix", ("resid", "attn.v", "attn.z"), texts=(CLEAN, early))
     check("prefix", ("resid", "attn.z"), texts=(CLEAN, early), at=1)
     options = {"answer": 17, "wrong": 30, "parts": "v", "positions": [2]}
-    values = patch_grid(tiny.model(tiny.ALL["prefix"]), None, CLEAN, early, **options)[
-        "attn.v"
-    ].value
+    values = patch_grid(tiny.model("prefix"), None, CLEAN, early, **options)["attn.v"].value
     want = [
         [alone("prefix", "attn.v", layer, head, 2, texts=(CLEAN, early))]
         for layer in (0, 1)
         for head in range(4)
     ]
-    torch.testing.assert_close(torch.tensor(values), torch.tensor(want), rtol=1e-4, atol=1e-4)
+    assert_close(torch.tensor(values), torch.tensor(want), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
@@ -127,7 +124,7 @@ def test_encoders_and_encoder_decoders():
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "prefix"])
 def test_all_positions_at_once(name):
     grid = patch_grid(
-        tiny.model(tiny.ALL[name]),
+        tiny.model(name),
         None,
         CLEAN,
         CORRUPTED,
@@ -155,16 +152,12 @@ def test_where_the_texts_do_not_differ_nothing_does():
         tiny.model(tiny.gpt2()), None, CLEAN, CORRUPTED, answer=17, wrong=30, positions=[3, -1]
     )
     assert group.positions == [3, 7]
-    torch.testing.assert_close(
-        torch.tensor(group["resid"].value), torch.tensor(grid["resid"].value)[:, [3, 7]]
-    )
+    assert_close(torch.tensor(group["resid"].value), torch.tensor(grid["resid"].value)[:, [3, 7]])
 
 
 def test_a_grid_of_texts_is_told_in_words():
     tokenizer = train_tokenizer("byte")
-    model = build_model(
-        dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
-    ).eval()
+    model = build_model(replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1).eval()
     outputs: list[tuple[int, int]] = []
     grid = patch_grid(
         model, tokenizer, "a cat is", "a dog is", answer="x", progress=lambda *n: outputs.append(n)
@@ -185,7 +178,7 @@ def test_a_grid_of_texts_is_told_in_words():
         grid.metric == "logit" and "3:o<a" in grid.text(200) and grid.text(40).count("resid") == 2
     )
     assert len(grid.table(5)) == 6 and "decoder.blocks." in grid.table(5)[1]
-    with pytest.raises(UserError, match="it has resid, attn"):
+    with mistake("it has resid, attn"):
         grid["z"]
 
 
@@ -207,8 +200,8 @@ def test_a_grid_of_texts_is_told_in_words():
 )
 def test_what_cannot_be_patched_is_a_sentence(name, options, message):
     fields = {"clean": CLEAN, "corrupted": CORRUPTED, "answer": 17, **options}
-    with pytest.raises(UserError, match=message):
-        patch_grid(tiny.model(tiny.ALL[name]), None, **fields)
+    with mistake(message):
+        patch_grid(tiny.model(name), None, **fields)
 
 
 def test_the_table_is_ordered_by_the_size_of_the_effects_whatever_their_sign():

@@ -31,7 +31,7 @@ def pairs(tokens, chosen, local=None):
     return dict(counter)
 
 
-def counts_by_pair(routes: Routes):
+def counts_by_pair(routes):
     return {
         divmod(pair, routes.experts): n
         for pair, n in zip(routes.pair.tolist(), routes.times.tolist(), strict=True)
@@ -39,7 +39,7 @@ def counts_by_pair(routes: Routes):
 
 
 def test_every_choice_is_counted_and_padding_is_not():
-    model = build_model(tiny.DECODERS["mixtral"], seed=0).eval()
+    model = tiny.model("mixtral", 0)
     first, second = tiny.tokens(), tiny.tokens().flip(1)
     pos = torch.arange(first.shape[1]).repeat(len(first), 1)
     pos[0, -5:] = -1

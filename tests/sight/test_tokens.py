@@ -11,12 +11,12 @@ import sys
 
 import pytest
 
-from glassformer import UserError
 from glassformer.cli import main
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.sight.tokens import comparison
+from mistakes import mistake
 
 NASTY = '<script>alert("x")</script> & \t\t\n  🎵 鸟 \x1b[31m'
 PUBLISHED = {
@@ -44,12 +44,12 @@ def tokenizer_folder(tmp_path):
     return str(tmp_path / "own")
 
 
-def output_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def output_of(capsys, *words):
     assert main(["tokens", *words]) == 0
     return capsys.readouterr().out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capsys, *words):
     """The one sentence that a slip is answered with."""
     assert main(["tokens", *words]) == 2
     captured = capsys.readouterr()
@@ -190,17 +190,17 @@ def test_the_terminal_alternates_two_grounds(tokenizer_folder):
 class Page(html.parser.HTMLParser):
     """The elements and the text of a page."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.tags: list[str] = []
         self.links: list[str] = []
         self.words: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.links += [str(value) for name, value in attrs if name in ("src", "href")]
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.words.append(data)
 
 
@@ -304,7 +304,7 @@ def test_a_broken_gguf_vocabulary_is_refused(data, tmp_path):
         "kind": content.replace(b"gpt2", b"bert", 1),
     }.items():
         (tmp_path / f"{name}.gguf").write_bytes(raw)
-        with pytest.raises(UserError, match=r"GGUF|kind"):
+        with mistake(r"GGUF|kind"):
             open_tokenizer(tmp_path / f"{name}.gguf")
 
 

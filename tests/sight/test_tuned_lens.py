@@ -3,27 +3,29 @@ says what it is."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store, tuning
 from glassformer.sight import TunedLens, fit_tuned_lens, logit_lens, logits_by_depth, streams
 from glassformer.sight.tuned_lens import fingerprint
+from mistakes import mistake
+from seeding import generator_from
 
 Pair = tuple[Tensor, Tensor | None]
 
 
-def texts(model: Model, count: int = 20) -> list[Pair]:
+def texts(model, count=20):
     pair = isinstance(model.config, c.EncoderDecoder)
     return [
         (tiny.tokens(1, 16, seed), tiny.tokens(1, 9, -seed - 1) if pair else None)
@@ -31,7 +33,7 @@ def texts(model: Model, count: int = 20) -> list[Pair]:
     ]
 
 
-def divergence(model: Model, group: list[Pair], tuned: TunedLens | None) -> list[float]:
+def divergence(model, group, tuned):
     """The mean KL(own || depth) of each depth but the last, by PyTorch's own function."""
     results = []
     for tokens, source in group:
@@ -48,7 +50,7 @@ def divergence(model: Model, group: list[Pair], tuned: TunedLens | None) -> list
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "bert", "t5", "mixtral", "gru"])
 def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name, tmp_path):
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     weights = {path: weight.clone() for path, weight in model.state_dict().items()}
     steps: list[int] = []
     lens = fit_tuned_lens(
@@ -84,7 +86,7 @@ def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name, tmp_path):
 
 
 def test_untrained_it_is_the_logit_lens():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     zeros = TunedLens(
         torch.zeros(2, 32, 32),
         torch.zeros(2, 32),
@@ -107,8 +109,8 @@ def test_untrained_it_is_the_logit_lens():
 
 def test_a_translator_is_affine():
     """h + W h + b before the norm, by hand."""
-    model = tiny.model(tiny.DECODERS["llama"]).double()
-    draw = torch.Generator().manual_seed(0)
+    model = tiny.model("llama").double()
+    draw = generator_from(0)
     weight, bias = (
         torch.randn(shape, generator=draw).double() * 0.1 for shape in ((2, 32, 32), (2, 32))
     )
@@ -120,13 +122,13 @@ def test_a_translator_is_affine():
     with torch.no_grad():
         right = model.head(model.decoder.last_norm(h + weight[1] @ h + bias[1]), model.embed)
     result = logits_by_depth(model, tokens, tuned=lens)["decoder.blocks.0.resid"][3]
-    torch.testing.assert_close(result, right, rtol=1e-10, atol=1e-10)
+    assert_close(result, right, rtol=1e-10, atol=1e-10)
 
 
 def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merged():
     model, second_model = (
-        tiny.model(tiny.DECODERS["llama"]),
-        tiny.model(tiny.DECODERS["llama"], seed=2),
+        tiny.model("llama"),
+        tiny.model("llama", seed=2),
     )
     individual = fingerprint(model)
     assert fingerprint(second_model) != individual
@@ -142,14 +144,14 @@ def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merg
 
 
 def test_one_clear_sentence(tmp_path):
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     lens = fit_tuned_lens(model, texts(model), steps=1, tokens=16)
-    second_model = tiny.model(tiny.DECODERS["llama"], seed=2)
-    with pytest.raises(UserError, match="fitted to another model"):
+    second_model = tiny.model("llama", seed=2)
+    with mistake("fitted to another model"):
         logit_lens(second_model, None, [1, 2], tuned=lens)
-    with pytest.raises(UserError, match="a held-out text"):
+    with mistake("a held-out text"):
         fit_tuned_lens(model, texts(model)[:1])
-    with pytest.raises(UserError, match="give 1 or more"):
+    with mistake("give 1 or more"):
         fit_tuned_lens(model, texts(model), steps=0)
     (tmp_path / "text").write_text("no tensors")
     store.save(model, tmp_path / "model", layout="glassformer")
@@ -158,12 +160,12 @@ def test_one_clear_sentence(tmp_path):
         ("text", "damaged"),
         ("model/model.safetensors", "no tuned lens"),
     ):
-        with pytest.raises(UserError, match=words):
+        with mistake(words):
             TunedLens.load(tmp_path / name)
 
 
 def test_the_command(tmp_path, terminal):
-    model = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
+    model = build_model(replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
     store.save(model, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
     (tmp_path / "text.txt").write_text("The cat sat on the mat. " * 40)
     data, out = tmp_path / "text.txt", tmp_path / "lens.safetensors"
@@ -191,7 +193,7 @@ def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path, terminal, monkey
     pairs."""
     monkeypatch.chdir(tmp_path)
     tokenizer = train_tokenizer("byte", [])
-    model = build_model(dataclasses.replace(tiny.ALL["t5"], embed=c.Embed(tokenizer.size)), seed=1)
+    model = build_model(replace(tiny.ALL["t5"], embed=c.Embed(tokenizer.size)), seed=1)
     store.save(model, "model", tokenizer, layout="glassformer")
     pairs = [(f"one {n}", f"two words {n}") for n in range(12)]
     for name, lines in (
@@ -235,9 +237,7 @@ def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path, terminal, monkey
 
 def test_pairs_that_are_too_long_lose_their_end():
     tokenizer = train_tokenizer("byte", [])
-    model = build_model(
-        dataclasses.replace(tiny.ALL["vaswani"], embed=c.Embed(tokenizer.size)), seed=1
-    )
+    model = build_model(replace(tiny.ALL["vaswani"], embed=c.Embed(tokenizer.size)), seed=1)
     ((tokens, source),) = streams.pairs(model, tokenizer, [("s" * 500, "t" * 500)])
     assert tokens.shape[1] == source.shape[1] == model.config.context
     assert source[0, -1] == tokenizer.eos and tokens[0, -1] == tokenizer.encode("t")[0]

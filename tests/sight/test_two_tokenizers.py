@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,7 @@ def folder(tmp_path_factory):
     writes = train_tokenizer("words", [ENGLISH, "dogs"])
     sizes = {"dim": 32, "encoder.depth": 1, "decoder.depth": 1, "embed.vocab": writes.size}
     cfg: Any = serial.change(recipes.find("glass/pair-3m"), sizes)
-    cfg = dataclasses.replace(
-        cfg, source_embed=c.Embed(reads.size, dim=16), init=c.Init(0.3, 1.0, "plain")
-    )
+    cfg = replace(cfg, source_embed=c.Embed(reads.size, dim=16), init=c.Init(0.3, 1.0, "plain"))
     to: Path = tmp_path_factory.mktemp("two") / "pair"
     store.save(build_model(cfg, seed=1).eval(), to, writes, source_tokenizer=reads)
     return to
@@ -58,7 +56,7 @@ def loaded(folder):
     return model, tokenizer, ids
 
 
-def saliency(source: Any, model: Any, tokenizer: Any) -> Any:
+def saliency(source, model, tokenizer):
     result = inspection.saliency(model, tokenizer, ENGLISH, source=source, steps=2).to_dict()
     assert [item["piece"] for item in result["source"]] == [*GERMAN.split(), "</s>"]
     return result

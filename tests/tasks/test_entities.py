@@ -32,6 +32,7 @@ from glassformer.tasks.example_batches import each_once
 from glassformer.tasks.example_table import Example, ExampleTable, encode_words
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Classify, Tag
+from mistakes import SENTENCES as TABLE
 from mistakes import mistake
 
 LABELS = ("B-PER", "B-PLACE", "I-PER", "I-PLACE", "O")
@@ -156,36 +157,8 @@ def test_both_forms_say_the_same(home, tmp_path):
     assert numbered.examples[0].tags == (1, 0)
 
 
-BAD = {
-    "a.jsonl": (
-        '{"tokens": ["a", "b"], "labels": ["O"]}',
-        "line 1 has 2 words and 1 labels; give one for each word",
-    ),
-    "b.jsonl": (
-        '\n{"tokens": "a b", "labels": ["O"]}',
-        'line 2 holds "a b" for its tokens; give a list',
-    ),
-    "c.jsonl": (
-        '{"tokens": ["a", 3], "labels": ["O", "O"]}',
-        "line 1 holds 3 where a word belongs",
-    ),
-    "d.jsonl": (
-        '{"tokens": ["a", " "], "labels": ["O", "O"]}',
-        'line 1 holds " " where a word belongs',
-    ),
-    "e.jsonl": ('{"tokens": ["a"], "labels": [null]}', "line 1 has no label"),
-    "f.jsonl": ('{"words": ["a"], "labels": ["O"]}', 'no column "tokens" for the tokens .*"words"'),
-    "g.conll": ("a\tO\nb\n", "line 2 has 1 columns"),
-    "h.conll": ("a NN O\n", 'no column "tokens" for the tokens .*--columns tokens=NAME'),
-    "i.conll": ("a\tO\n\tO\n", 'holds "" where a word belongs'),
-    "j.conll": ("-DOCSTART- O\n\n", "holds no examples"),
-    "k.jsonl": ('{"tokens": [], "labels": []}', "holds no examples"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_files_are_one_sentence(name, tmp_path):
-    content, sentence = BAD[name]
+@pytest.mark.parametrize("name, content, sentence", TABLE["tagged sentences"])
+def test_bad_files_are_one_sentence(name, content, sentence, tmp_path):
     (tmp_path / name).write_text(content)
     with mistake(sentence):
         read_examples(str(tmp_path / name), Tag())

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.core.errors import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_trainers import TRAINED
 from glassformer.sight.tokens.vocabulary_size import sizes
-from mistakes import SENTENCES
+from mistakes import SENTENCES, mistake
 from tokenizer.test_tokenizer import IDENTITY, NASTY, sentencepiece_model
 
 STORY = (
@@ -177,5 +176,5 @@ def test_sizes_are_counted_on_text_that_was_held_out():
         for last in (body[:44], "zyx wvu tsr " * 4)
     )
     assert new.tokens_per_word > 1.5 * observed.tokens_per_word
-    with pytest.raises(UserError, match="leave out the size"):
+    with mistake("leave out the size"):
         sizes("char", [body])

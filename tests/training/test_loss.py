@@ -3,7 +3,7 @@ device."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from glassformer.core.nn.experts import Dispatch
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
 from glassformer.core.training.loss import backward, cross_entropy, forward, sums, tokens_in
+from seeding import generator_from
 
 
 def rows(packed, device, source=False):
@@ -61,7 +62,7 @@ def test_what_the_host_counts_is_what_is_there(name):
     batch = Batch(tokens, tokens.where(pos >= 0, -1), pos, ids, *source)
     model = build_model(shape, seed=0).train()
     results = []
-    for args in (batch, dataclasses.replace(batch, host=batch)):
+    for args in (batch, replace(batch, host=batch)):
         model.zero_grad()
         done = backward(model, args, Causal(), 0.0)
         pooled = [] if model.config.pool is None else [forward(model, args).pooled]
@@ -79,12 +80,12 @@ def packed(more=0):
         for number, length in enumerate(lengths):
             local = slice(at, at := at + length + more)
             pos[row, local], ids[row, local] = torch.arange(length + more), number
-    draw = torch.Generator().manual_seed(more)
+    draw = generator_from(more)
     return torch.randint(5, tiny.VOCAB, (3, 14), generator=draw), pos, ids
 
 
 def test_what_is_counted_on_the_device_is_told_once():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     batch = rows(True, "cpu")
     batch.targets[0, :5] = -1
     loss = backward(model, batch, Causal(), 0.0)
@@ -105,7 +106,7 @@ def test_experts_on_a_gpu_work_on_every_choice(name, padded, monkeypatch):
     def every_row(self, step):
         return self._every_row(self.expert_index.flatten().argsort(stable=True))
 
-    model = tiny.model(tiny.DECODERS[name]).double().train()
+    model = tiny.model(name).double().train()
     results = []
     tokens = torch.ones(4, 16, dtype=torch.long)  # alike: an expert is over capacity
     pos = torch.arange(16) - torch.tensor([0, 3, 9, 1])[:, None] * padded

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,9 +101,7 @@ def test_a_prefix_reaches_the_model():
     batch = next(Random())
     prefix = torch.zeros_like(batch.tokens, dtype=torch.bool)
     prefix[:, :6] = True
-    plain, output = (
-        forward(model, item).hidden for item in (batch, dataclasses.replace(batch, prefix=prefix))
-    )
+    plain, output = (forward(model, item).hidden for item in (batch, replace(batch, prefix=prefix)))
     assert not torch.allclose(plain[:, 2], output[:, 2])
     assert torch.isfinite(output).all()
 

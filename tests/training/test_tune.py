@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -121,7 +121,7 @@ def test_a_merged_model_stands_alone(home, tmp_path, terminal):
 
 def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
     settings = changed(home, TUNES["frozen"][0], base=tmp_path / "base")
-    untrained = dataclasses.replace(settings, model={"recipe": "glass/1m"})
+    untrained = replace(settings, model={"recipe": "glass/1m"})
     with mistake(r"changes a model that was trained; name it, \[model\] from"):
         runs.run(untrained, tmp_path / "none")
     model, tokenizer = store.load(home / "base")
@@ -163,7 +163,7 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(home, tmp_path, terminal
 
 
 def test_facts_are_logged(tmp_path, home):
-    shape = dataclasses.replace(tiny.DECODERS["mixtral"], embed=config.Embed(60), context=32)
+    shape = replace(tiny.DECODERS["mixtral"], embed=config.Embed(60), context=32)
     data = run_config.Data(str(home / "text.txt"), tokenizer="char")
     options = run.Train(steps=2, accumulate=2, evaluate_every=2, **OPTIONS)
     runs.run(run_config.Run(serial.to_dict(shape), data, options), tmp_path)

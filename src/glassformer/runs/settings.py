@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import inspect
 import json
 import re
 import typing
 from collections.abc import Iterator
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
 from .. import families  # noqa: F401  # their mechanisms are types of the slots
 from ..core import config
@@ -63,6 +63,9 @@ SECTIONS: tuple[tuple[str, tuple[type, ...]], ...] = (
 """The classes of a run file's tables, and what stands before their settings."""
 
 
+_hints = cache(get_type_hints)
+
+
 def all_settings() -> Iterator[Setting]:
     """The settings of a run file in its order, as the command line writes them; a class at each of
     its places."""
@@ -85,7 +88,7 @@ def types() -> dict[str, Type]:
         for kind, path, slot in waiting:
             if kind not in by_type:
                 by_type[kind] = Type(kind, slot, list(_fields(kind, path)))
-                hints = typing.get_type_hints(kind)
+                hints = _hints(kind)
                 waiting += [
                     (inner, f"{path}{field.name}.", field.name)
                     for field in dataclasses.fields(kind)
@@ -120,7 +123,7 @@ def _optimizer(optimizer: run.Optimizer) -> str:
 
 def _fields(kind: type, prefix: str) -> Iterator[Setting]:
     """The fields of a class."""
-    hints, meanings = typing.get_type_hints(kind), meaning(kind)
+    hints, meanings = _hints(kind), meaning(kind)
     for field in dataclasses.fields(kind):
         default, description = _default(field), meanings.get(field.name, "")
         if (kind, field.name) == (run.Train, "optimizer"):
@@ -130,7 +133,7 @@ def _fields(kind: type, prefix: str) -> Iterator[Setting]:
 
 def _nested_fields(kind: type, prefix: str, above: tuple[type, ...]) -> Iterator[Setting]:
     """The fields of a class, each with those of the classes that it may hold."""
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for field, setting in zip(dataclasses.fields(kind), _fields(kind, prefix), strict=True):
         yield setting
         for inner in _nested_classes(hints[field.name]):
@@ -138,7 +141,7 @@ def _nested_fields(kind: type, prefix: str, above: tuple[type, ...]) -> Iterator
                 yield from _nested_fields(inner, f"{setting.path}.", (*above, kind, inner))
 
 
-@functools.cache
+@cache
 def meaning(kind: type) -> dict[str, str]:
     """The meaning of each field of a dataclass: the comment behind or
     above it, or that of the field it inherits."""

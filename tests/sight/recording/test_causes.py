@@ -12,36 +12,36 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
-from glassformer.core.nn import Model
 from glassformer.families.mechanisms import LoopedStack
 from glassformer.sight import attribute
 from glassformer.sight.recording import ModuleTrace
-from glassformer.sight.recording.causes import Causes
-from glassformer.sight.recording.operations import Operation, Value
+from glassformer.sight.recording.operations import Operation
+from mistakes import mistake
+from seeding import generator_from
 from tiny import inputs_of
 from tiny_transformers import SIZES
 
 IDS = torch.tensor([[5, 3, 8, 61, 7, 22, 9, 4]])
 
 
-def deep(model: Any) -> Any:
+def deep(model):
     """In float64, no bias zero and no gain one."""
     model = model.eval().double()
-    draw = torch.Generator().manual_seed(0)
+    draw = generator_from(0)
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.1 * torch.randn(weight.shape, generator=draw)
     return model
 
 
-def adds_up(causes: Causes, within: float = 1e-6) -> None:
+def adds_up(causes, within=1e-6):
     assert causes.sum == math.fsum(cause.value for cause in causes.causes)
     size = max(abs(causes.value), max(abs(cause.value) for cause in causes.causes))
     assert causes.difference <= within * size
@@ -65,7 +65,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def other(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+def other(name):
     transformers = pytest.importorskip("transformers")
     kind, sizes = OTHERS[name]
     config = getattr(transformers, f"{name}Config")(**SIZES | sizes)
@@ -75,7 +75,7 @@ def other(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_logit_of_any_model_splits(name: str) -> None:
+def test_a_logit_of_any_model_splits(name):
     model, inputs = other(name)
     trace = ModuleTrace(deep(model), (), inputs)
     causes = trace.attribute("logits[0,3,7]", against="logits[0,3,11]")
@@ -88,7 +88,7 @@ def test_a_logit_of_any_model_splits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Llama", "GptOss", "Mamba"])
-def test_float32_adds_up_too(name: str) -> None:
+def test_float32_adds_up_too(name):
     model, inputs = other(name)
     adds_up(ModuleTrace(model.eval(), (), inputs).attribute("logits[0,3,7]"), 1e-5)
 
@@ -96,15 +96,13 @@ def test_float32_adds_up_too(name: str) -> None:
 class Fixing(TorchFunctionMode):
     """PyTorch's own gradient of a Llama in which nothing passes through what is fixed."""
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
         return result.detach() if name in ("softmax", "rsqrt", "silu") else result
 
 
-def test_it_is_the_gradient_of_the_model_with_these_fixed() -> None:
+def test_it_is_the_gradient_of_the_model_with_these_fixed():
     model, _ = other("Llama")
     model = deep(model)
     model.set_attn_implementation("eager")  # type: ignore[operator]
@@ -120,9 +118,7 @@ def test_it_is_the_gradient_of_the_model_with_these_fixed() -> None:
         expected = shares[token].item()
         assert causes[f"model.embed_tokens[0,{token}]"] == pytest.approx(expected, abs=1e-6)
     assert len(causes.causes) == 6  # no token after it, and no bias
-    torch.testing.assert_close(
-        causes.gradients["model.embed_tokens[0,2]"], gradient[0, 2], rtol=1e-5, atol=1e-6
-    )
+    assert_close(causes.gradients["model.embed_tokens[0,2]"], gradient[0, 2], rtol=1e-5, atol=1e-6)
 
 
 # ----------------------------------------------------------------------------------- our own models
@@ -147,7 +143,7 @@ OWN = {
 }
 
 
-def readers(trace: ModuleTrace) -> dict[str, list[Operation]]:
+def readers(trace):
     """The operations that read each weight, by its address."""
     reading: dict[str, list[Operation]] = {}
     for operation in trace.operations:
@@ -156,7 +152,7 @@ def readers(trace: ModuleTrace) -> dict[str, list[Operation]]:
     return reading
 
 
-def expert_rows(trace: ModuleTrace, path: str) -> Value:
+def expert_rows(trace, path):
     """The hidden rows (pairs, F) of a mixture, sorted by expert."""
     matrices = trace.value(f"{path}.y").operation
     assert matrices is not None
@@ -165,7 +161,7 @@ def expert_rows(trace: ModuleTrace, path: str) -> Value:
     return chunk.inputs[0].operation.inputs[0]
 
 
-def address_of(part: Any, model: Model, trace: ModuleTrace, at: int) -> str:
+def address_of(part, model, trace, at):
     """The recorded address of a head, an MLP or an expert that ``sight.attribute`` names."""
     path, _, index = part.address.partition("[")
     above = path.rpartition(".")[0]
@@ -193,7 +189,7 @@ def address_of(part: Any, model: Model, trace: ModuleTrace, at: int) -> str:
 
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("against", [None, 11])
-def test_they_are_the_parts_of_direct_logit_attribution(name: str, against: int | None) -> None:
+def test_they_are_the_parts_of_direct_logit_attribution(name, against):
     model = deep(tiny.model(OWN[name]))
     inputs = inputs_of(model)
     right = attribute(model, None, **inputs, token=7, against=against, position=4)
@@ -223,8 +219,8 @@ def test_they_are_the_parts_of_direct_logit_attribution(name: str, against: int 
 
 
 @pytest.mark.parametrize("name", ["bert", "pooled"])
-def test_a_label_of_a_classifier(name: str) -> None:
-    model = deep(tiny.model(tiny.ALL[name]))
+def test_a_label_of_a_classifier(name):
+    model = deep(tiny.model(name))
     inputs = inputs_of(model)
     right = attribute(model, None, **inputs, token=1, against=0, of="label")
     trace = ModuleTrace(model, tuple(inputs.values()))
@@ -240,8 +236,8 @@ def test_a_label_of_a_classifier(name: str) -> None:
         assert causes[address] == pytest.approx(value, abs=1e-9)
 
 
-def test_what_an_edit_did_to_the_stream_is_a_cause() -> None:
-    model = deep(tiny.model(tiny.DECODERS["llama"]))
+def test_what_an_edit_did_to_the_stream_is_a_cause():
+    model = deep(tiny.model("llama"))
     trace = ModuleTrace(model, (tiny.tokens(1, 9),))
     edited = trace.edit({"decoder.blocks.0[0,4]": lambda x: 0.5 * x + 1})
     causes = edited.attribute("logits[0,4,7]", "decoder.blocks.*.ffn[0,4]")
@@ -261,14 +257,14 @@ def test_what_an_edit_did_to_the_stream_is_a_cause() -> None:
 class Oddities(nn.Module):
     """Functions that are linear, that hold a scale, that have a gate, and some nobody knows."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv1d(6, 6, 3, padding=1)
         self.batch, self.group = nn.BatchNorm1d(6), nn.GroupNorm(2, 6)
         self.gain, self.memory = nn.Parameter(torch.rand(6)), nn.Parameter(torch.rand(4, 6))
         self.out = nn.Linear(6, 3)
 
-    def forward(self, x: Tensor) -> Tensor:  # (1, T, 6)
+    def forward(self, x):  # (1, T, 6)
         y = self.group(self.batch(self.conv(x.mT))).mT
         y = y + F.glu(torch.cat([y, x], -1)) + 0.3
         y = y + F.normalize(y, dim=-1) * self.gain + F.relu(y).square() + y.pow(3) / 9
@@ -280,12 +276,12 @@ class Oddities(nn.Module):
         return F.log_softmax(self.out(y), -1)
 
 
-def odd() -> ModuleTrace:
+def odd():
     torch.manual_seed(0)
     return ModuleTrace(deep(Oddities()), (torch.randn(1, 5, 6).double(),))
 
 
-def test_a_module_of_somebody_s_own_splits() -> None:
+def test_a_module_of_somebody_s_own_splits():
     causes = odd().attribute("output[0,4,1]")
     adds_up(causes, 1e-12)
     kinds = {cause.address: cause.kind for cause in causes.causes}
@@ -303,28 +299,26 @@ def test_a_module_of_somebody_s_own_splits() -> None:
     assert "half is each one's: mul (1)" in text
 
 
-def test_by_place_the_shares_are_the_whole() -> None:
+def test_by_place_the_shares_are_the_whole():
     trace = odd()
     whole = trace.attribute("output[0,4,1]", "x")
     places = trace.attribute("output[0,4,1]", "x[0,place,channel]")
     assert places["x"] == pytest.approx(whole["x"], abs=1e-12)
     assert sum(cause.kind == "chosen" for cause in places.causes) == 30
-    torch.testing.assert_close(
-        whole.gradients["x"][0, 2, 3], places.gradients["x[0,2,3]"], rtol=0, atol=1e-12
-    )
+    assert_close(whole.gradients["x"][0, 2, 3], places.gradients["x[0,2,3]"], rtol=0, atol=1e-12)
     assert json.loads(json.dumps(places.to_dict()))["sum"] == places.sum
 
 
 class Beside(nn.Module):
     """Shows its numbers in another order than it goes on with."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         rows = x.square()
         self.shown = rows.flip(0).T
         return rows.sum()
 
 
-def test_numbers_beside_the_way_are_found_where_they_were_computed() -> None:
+def test_numbers_beside_the_way_are_found_where_they_were_computed():
     trace = ModuleTrace(Beside(), (torch.arange(6.0).reshape(2, 3),))
     causes = trace.attribute("output", "shown[column,0]")
     assert [cause.value for cause in causes.causes[1:]] == [9.0, 16.0, 25.0]
@@ -336,7 +330,7 @@ def test_numbers_beside_the_way_are_found_where_they_were_computed() -> None:
 
 
 @pytest.fixture(scope="module")
-def pair() -> tuple[ModuleTrace, ModuleTrace]:
+def pair():
     """Two passes of a model that differ in one token."""
     model, _ = other("Llama")
     model = deep(model)
@@ -351,7 +345,7 @@ HEADS = "model.layers.*.self_attn.attn_output.matmul[0,head]"
 PARTS = ["model.embed_tokens", "model.layers.*.self_attn", "model.layers.*.mlp"]
 
 
-def test_edges_add_up_to_the_reader(pair: tuple[ModuleTrace, ModuleTrace]) -> None:
+def test_edges_add_up_to_the_reader(pair):
     trace, _ = pair
     for reader in ("model.layers.1.self_attn.q_proj[0,7,3]", "model.layers.1.mlp[0,7,5]"):
         edges = trace.edges(reader, PARTS)
@@ -365,7 +359,7 @@ def test_edges_add_up_to_the_reader(pair: tuple[ModuleTrace, ModuleTrace]) -> No
     assert reader not in {cause.address for cause in edges.causes}
 
 
-def test_the_gradient_expects_what_a_patch_does(pair: tuple[ModuleTrace, ModuleTrace]) -> None:
+def test_the_gradient_expects_what_a_patch_does(pair):
     trace, there = pair
     patches = trace.compare_patches(there, "logits[0,7,9]", HEADS, "logits[0,7,4]")
     assert len(patches.patches) == 8
@@ -385,8 +379,8 @@ def test_the_gradient_expects_what_a_patch_does(pair: tuple[ModuleTrace, ModuleT
 
 
 def test_the_expectation_is_the_models_own_gradient(
-    pair: tuple[ModuleTrace, ModuleTrace],
-) -> None:
+    pair,
+):
     trace, there = pair
     table = trace["model.embed_tokens"].clone().requires_grad_()
     logit = trace.module(inputs_embeds=table).logits[0, 7, 9]
@@ -400,14 +394,14 @@ def test_the_expectation_is_the_models_own_gradient(
 class Diamond(nn.Module):
     """Three parts, of which each reads those before it."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         first = x.square()
         second = first.sin() + x
         third = first * second
         return third + second
 
 
-def test_a_path_is_patched_alone() -> None:
+def test_a_path_is_patched_alone():
     here, there = (ModuleTrace(Diamond(), (torch.tensor([x]),)) for x in (2.0, 3.0))
     direct = here.patch_path(there, "first", "third", "output[0]", "second")
     second = math.sin(4.0) + 2
@@ -430,20 +424,18 @@ def test_a_path_is_patched_alone() -> None:
         (lambda t: t.edges("model.layers.1.mlp", PARTS, torch.ones(3)), "the direction is"),
     ],
 )
-def test_mistakes_are_sentences(
-    call: Any, message: str, pair: tuple[ModuleTrace, ModuleTrace]
-) -> None:
-    with pytest.raises(UserError, match=message):
+def test_mistakes_are_sentences(call, message, pair):
+    with mistake(message):
         call(pair[0])
 
 
-def test_two_passes_of_other_lengths(pair: tuple[ModuleTrace, ModuleTrace]) -> None:
+def test_two_passes_of_other_lengths(pair):
     shorter = ModuleTrace(pair[0].module, (), {"input_ids": IDS[:, :5]})
-    with pytest.raises(UserError, match="of the same shape"):
+    with mistake("of the same shape"):
         pair[0].compare_patches(shorter, "logits[0,3,7]", "model.embed_tokens")
 
 
-def test_the_table_shows_that_it_adds_up(pair: tuple[ModuleTrace, ModuleTrace]) -> None:
+def test_the_table_shows_that_it_adds_up(pair):
     causes = pair[0].attribute("logits[0,7,9]", [HEADS, "model.layers.*.mlp"])
     text = str(causes)
     assert "the model's own" in text and "difference" in text

@@ -11,12 +11,13 @@ import tiny
 from glassformer.core.nn import build_model
 from glassformer.sight.recording.program import program
 from glassformer.sight.recording.trace import Trace
+from seeding import generator_from
 
 RECURRENT = {*tiny.RECURRENT, "reader", "mamba2", "qwen3_next", "rwkv"}
 
 
 def traced(cfg, length=20, beside=14, seed=5, **options):
-    luck = torch.Generator().manual_seed(seed)
+    luck = generator_from(seed)
     model = build_model(cfg, seed=1).eval()
     ids = [torch.randint(cfg.embed.vocab, (1, n), generator=luck) for n in (length, beside)]
     return Trace(model, None, ids[0], ids[1] if cfg.has_source else None, **options)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import glassformer
 import hard_modules
@@ -25,7 +25,7 @@ WIDTH = hard_modules.WIDTH
 
 
 @pytest.fixture(autouse=True)
-def by_steps() -> Iterator[None]:
+def by_steps():
     """PyTorch's own transformer layers compute in steps, watched or not."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -33,13 +33,13 @@ def by_steps() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(before)
 
 
-def trace_of(name: str, keep: int = 1 << 30) -> ModuleTrace:
+def trace_of(name, keep=1 << 30):
     module, args, kwargs = hard_modules.call(name)
     return ModuleTrace(module, args, kwargs, keep)
 
 
 @pytest.mark.parametrize("name", hard_modules.CALLS)
-def test_every_number_opens_and_no_bit_changes(name: str) -> None:
+def test_every_number_opens_and_no_bit_changes(name):
     trace = trace_of(name)
     assert walked.is_unchanged(trace)
     wrong = walked.walk(trace, 120)
@@ -48,16 +48,15 @@ def test_every_number_opens_and_no_bit_changes(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", hard_modules.CALLS)
-def test_thousands_of_numbers_open(name: str) -> None:
+def test_thousands_of_numbers_open(name):
     wrong = walked.walk(trace_of(name), 3000, seed=1)
     assert not wrong, (len(wrong), wrong[:5])
 
 
-@pytest.mark.parametrize("keep", [0, 1 << 20])
 @pytest.mark.parametrize("name", hard_modules.CALLS)
-def test_what_is_not_kept_reads_the_same(name: str, keep: int) -> None:
-    every, some = trace_of(name), trace_of(name, keep)
-    assert some.kept_bytes <= keep
+def test_what_is_not_kept_reads_the_same(name):
+    every, some = trace_of(name), trace_of(name, keep=0)
+    assert some.kept_bytes == 0
     assert every.addresses() == some.addresses()
     rng = random.Random(0)
     pairs = [
@@ -72,7 +71,7 @@ def test_what_is_not_kept_reads_the_same(name: str, keep: int) -> None:
 
 
 @pytest.mark.parametrize("name", hard_modules.CALLS)
-def test_a_part_is_computed_from_the_parts_that_it_needs(name: str) -> None:
+def test_a_part_is_computed_from_the_parts_that_it_needs(name):
     rng = random.Random(2)
     for operation in trace_of(name).operations:
         for value in operation.outputs:
@@ -83,7 +82,7 @@ def test_a_part_is_computed_from_the_parts_that_it_needs(name: str) -> None:
             pairs = zip(operation.inputs, needed.inputs, strict=True)
             result = operation.run([rules.read(x, at) for x, at in pairs])[value.output]
             close = 1e-2 if value.dtype == torch.bfloat16 else 1e-5
-            torch.testing.assert_close(
+            assert_close(
                 result[rules.relative(region, needed.output)],
                 rules.read(value, region),
                 rtol=close,
@@ -94,17 +93,17 @@ def test_a_part_is_computed_from_the_parts_that_it_needs(name: str) -> None:
 
 @pytest.mark.parametrize("mask", [None, "bool", "float", "causal"])
 @pytest.mark.parametrize("keys", [4, 2])
-def test_attention_in_steps_is_the_fused_function(mask: str | None, keys: int) -> None:
+def test_attention_in_steps_is_the_fused_function(mask, keys):
     q, k = hard_modules.noise(2, 4, 5, WIDTH), hard_modules.noise(2, keys, 5, WIDTH, seed=1)
     visible = torch.ones(5, 5, dtype=torch.bool).tril(1)
     bias = {"bool": visible, "float": hard_modules.noise(5, 5, seed=2)}.get(mask or "")
     arguments: dict[str, Any] = {"attn_mask": bias, "is_causal": mask == "causal", "scale": 0.3}
     arguments["enable_gqa"] = keys < 4
     fused = F.scaled_dot_product_attention(q, k, k + 1, **arguments)
-    torch.testing.assert_close(attention(q, k, k + 1, **arguments), fused)
+    assert_close(attention(q, k, k + 1, **arguments), fused)
 
 
-def test_a_line_says_which_variables_it_fills() -> None:
+def test_a_line_says_which_variables_it_fills():
     line = source.Line("/home/me/model.py", 7, ("q", "k"))
     assert str(line) == "model.py:7"
     assert [line.variable(at, 2) for at in (0, 1)] == ["q", "k"]
@@ -113,7 +112,7 @@ def test_a_line_says_which_variables_it_fills() -> None:
     assert hidden.variables == ("hidden",) and str(hidden).startswith("test_recorder.py:")
 
 
-def test_torch_s_own_layers_differ_by_rounding_where_their_kernel_is_on() -> None:
+def test_torch_s_own_layers_differ_by_rounding_where_their_kernel_is_on():
     torch.backends.mha.set_fastpath_enabled(True)
     assert trace_of("encoder_layer").check() < 1e-6
 
@@ -121,14 +120,14 @@ def test_torch_s_own_layers_differ_by_rounding_where_their_kernel_is_on() -> Non
 # --------------------------------------------------------------------------------------- addresses
 
 
-def test_a_module_that_runs_again_is_numbered() -> None:
+def test_a_module_that_runs_again_is_numbered():
     trace = trace_of("twice")
     again = {name for name in trace.aliases if name.startswith("step")}
     assert again >= {"step", "step:2", "step:3", "step.0:3", "step.1:2"}
     assert not torch.equal(trace["step"], trace["step:2"])
 
 
-def test_results_are_named_as_they_are_returned() -> None:
+def test_results_are_named_as_they_are_returned():
     for name, fields in {
         "named_tuple": {"first", "second"},
         "record": {"states", "parts.0", "parts.1"},
@@ -139,20 +138,20 @@ def test_results_are_named_as_they_are_returned() -> None:
         assert fields <= set(trace_of(name).aliases)
 
 
-def test_inputs_have_the_names_of_the_parameters() -> None:
+def test_inputs_have_the_names_of_the_parameters():
     trace = trace_of("several")
     assert {"x", "pair.0", "pair.1.shift", "gate"} <= set(trace.values)
     assert trace.explain("gate[0,0]").kind == "input"
 
 
-def test_a_tied_weight_is_read_by_both() -> None:
+def test_a_tied_weight_is_read_by_both():
     trace = trace_of("tied")
     explanation = trace.explain("output[0,1,4]")
     values = (group.value for group in (*explanation.factors, *explanation.others))
     assert {x.address for x in values if x.kind == "weight"} == {"embed.weight"}
 
 
-def test_each_version_of_a_value_that_is_overwritten_stays() -> None:
+def test_each_version_of_a_value_that_is_overwritten_stays():
     trace = trace_of("added_in_place")
     versions = [x for x in trace.addresses() if x == "y" or x.startswith("y.")]
     assert len(versions) >= 4
@@ -163,7 +162,7 @@ def test_each_version_of_a_value_that_is_overwritten_stays() -> None:
     assert last.address.startswith("y") or last.address.startswith("before")
 
 
-def test_a_pass_again_is_another_trace() -> None:
+def test_a_pass_again_is_another_trace():
     module, args, kwargs = hard_modules.call("remembering")
     first, second = ModuleTrace(module, args, kwargs), ModuleTrace(module, (args[0] * 2,), kwargs)
     assert not torch.equal(first["output"], second["output"])
@@ -171,13 +170,13 @@ def test_a_pass_again_is_another_trace() -> None:
         assert not walked.walk(trace, 60)
 
 
-def test_a_later_pass_that_writes_into_a_buffer_leaves_the_trace_alone() -> None:
+def test_a_later_pass_that_writes_into_a_buffer_leaves_the_trace_alone():
     class Total(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.register_buffer("total", torch.zeros(WIDTH))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             self.total += x.sum(0)
             return self.total * 2
 
@@ -190,7 +189,7 @@ def test_a_later_pass_that_writes_into_a_buffer_leaves_the_trace_alone() -> None
     assert trace.explain("total[2]").value == 0
 
 
-def test_the_verb_takes_any_module() -> None:
+def test_the_verb_takes_any_module():
     module, args, kwargs = hard_modules.call("several")
     trace = glassformer.trace(module, *args, **kwargs)
     assert isinstance(trace, ModuleTrace)
@@ -204,7 +203,7 @@ def test_the_verb_takes_any_module() -> None:
 @pytest.mark.parametrize(
     "name", ["twice", "indexed_write", "added_in_place", "multi_head", "recurrent"]
 )
-def test_an_edit_that_changes_nothing_changes_no_bit(name: str) -> None:
+def test_an_edit_that_changes_nothing_changes_no_bit(name):
     trace = trace_of(name)
     for address in trace.addresses():
         if trace.values[address].operation.is_written_out:  # type: ignore[union-attr]
@@ -213,7 +212,7 @@ def test_an_edit_that_changes_nothing_changes_no_bit(name: str) -> None:
         assert walked.is_unchanged(again), address
 
 
-def test_an_edit_of_one_number_moves_what_is_computed_from_it() -> None:
+def test_an_edit_of_one_number_moves_what_is_computed_from_it():
     trace = trace_of("sliced_scan")
     assert trace.edit({"state[0,3]": lambda x: x + 1}).check() == pytest.approx(1, abs=1e-6)
     edited = trace.edit({"states[1]": torch.zeros_like})
@@ -221,9 +220,9 @@ def test_an_edit_of_one_number_moves_what_is_computed_from_it() -> None:
     assert not walked.walk(edited, 100)
 
 
-def test_an_edit_of_a_step_of_fused_attention_takes_effect() -> None:
+def test_an_edit_of_a_step_of_fused_attention_takes_effect():
     class Attention(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return F.scaled_dot_product_attention(x, x, x, is_causal=True) + 1
 
     trace = ModuleTrace(Attention(), (hard_modules.noise(1, 2, 4, WIDTH),))
@@ -235,17 +234,17 @@ def test_an_edit_of_a_step_of_fused_attention_takes_effect() -> None:
 
 
 class Plain(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
         self.dropout = nn.Dropout(0.5)
 
-    def forward(self, x: Tensor, result: str = "tensor") -> Any:
+    def forward(self, x, result="tensor"):
         hidden = self.dropout(self.layer(x))
         return hidden if result == "tensor" else "a word"
 
 
-def refused(call: Any, *words: str) -> None:
+def refused(call, *words):
     with pytest.raises(UserError) as error:
         call()
     text = str(error.value)
@@ -253,7 +252,7 @@ def refused(call: Any, *words: str) -> None:
     assert "\n" not in text and len(text) < 300
 
 
-def test_what_cannot_be_opened_is_refused_in_a_sentence() -> None:
+def test_what_cannot_be_opened_is_refused_in_a_sentence():
     module, x = Plain().eval(), hard_modules.noise(2, WIDTH)
     refused(lambda: glassformer.trace(Plain().train(), x), "dropout", "model.eval()")
     refused(lambda: glassformer.trace(module, x, result="word"), "Plain", "no tensor")
@@ -263,7 +262,7 @@ def test_what_cannot_be_opened_is_refused_in_a_sentence() -> None:
     refused(lambda: glassformer.trace(scripted, x), "scripted")
 
 
-def test_an_address_that_is_not_there_names_the_nearest() -> None:
+def test_an_address_that_is_not_there_names_the_nearest():
     trace = ModuleTrace(Plain().eval(), (hard_modules.noise(2, WIDTH),))
     for address, *words in (
         ("hiden[0,0]", '"hiden"', "hidden"),
@@ -279,7 +278,7 @@ def test_an_address_that_is_not_there_names_the_nearest() -> None:
         refused(partial(trace.explain, address), *words)
 
 
-def test_an_edit_that_cannot_be_is_refused() -> None:
+def test_an_edit_that_cannot_be_is_refused():
     trace = ModuleTrace(Plain().eval(), (hard_modules.noise(2, WIDTH),))
     refused(lambda: trace.edit({"hidden": lambda x: x[0]}), "(8,)", "(2, 8)", "keep the shape")
     refused(lambda: trace.edit({"hidden": lambda x: 3}), "tensor")
@@ -288,9 +287,9 @@ def test_an_edit_that_cannot_be_is_refused() -> None:
     refused(partial(trace.edit, {"nowhere": torch.zeros_like}), "nowhere")
 
 
-def test_a_pass_that_draws_noise_is_refused() -> None:
+def test_a_pass_that_draws_noise_is_refused():
     class Noisy(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x + torch.randn_like(x)
 
     refused(lambda: glassformer.trace(Noisy(), torch.zeros(2)), "randn_like", "noise")

@@ -6,58 +6,59 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import glassformer
 import tiny
-from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, Tape
+from glassformer.core.nn import Tape
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import edits, look
 from glassformer.sight.recorded import trace
 from glassformer.sight.recording import Explanation
 from glassformer.sight.recording.trace import Trace
+from mistakes import SENTENCES, mistake
 
 
-def of(name: str, length: int = 11, **kwargs: object) -> Trace:
+def of(name, length=11, **kwargs):
     model = tiny.model((tiny.ALL | tiny.SINKS)[name])
     return traced(model, length, **kwargs)
 
 
-def traced(model: Model, length: int = 11, **kwargs: object) -> Trace:
+def traced(model, length=11, **kwargs):
     source = tiny.tokens(1, 9, seed=5) if name_of(model) == "EncoderDecoder" else None
     return Trace(model, None, tiny.tokens(1, length), source, **kwargs)  # type: ignore[arg-type]
 
 
-def name_of(model: Model) -> str:
+def name_of(model):
     return type(model.config).__name__
 
 
-def test_values_are_those_that_looking_gives() -> None:
-    model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
+def test_values_are_those_that_looking_gives():
+    model, tokens = tiny.model("llama"), tiny.tokens(1, 11)
     observed, full = look(model, None, tokens), trace(model, None, tokens)
     for path, value in observed.items():
-        torch.testing.assert_close(full[path], value, rtol=1e-5, atol=1e-5)
+        assert_close(full[path], value, rtol=1e-5, atol=1e-5)
     assert torch.equal(full["decoder.blocks.1.attn.q"], observed["decoder.blocks.1.attn.q"])
     assert isinstance(glassformer.trace(model, None, tokens), Trace)
 
 
-def test_a_head_or_a_row_is_that_of_the_whole() -> None:
+def test_a_head_or_a_row_is_that_of_the_whole():
     for name in ("gemma2", "relative", "alibi", "t5", "bahdanau"):
         item, second = of(name), of(name)
         for op in item.plan:
             if op.quadratic:
                 full, h = item[op.id], op.shape[1] - 1
                 row, head = second[f"{op.id}[{h},7,:]"], second[f"{op.id}[0,:,:]"]
-                torch.testing.assert_close(row, full[0, h, 7], rtol=1e-6, atol=1e-6)
-                torch.testing.assert_close(head, full[0, 0], rtol=1e-6, atol=1e-6)
+                assert_close(row, full[0, h, 7], rtol=1e-6, atol=1e-6)
+                assert_close(head, full[0, 0], rtol=1e-6, atol=1e-6)
 
 
-def test_the_sum_of_a_score_by_hand() -> None:
+def test_the_sum_of_a_score_by_hand():
     item = of("llama")
     q, k = item["decoder.blocks.0.attn.q"], item["decoder.blocks.0.attn.k"]
     cell = item.explain("decoder.blocks.0.attn.qk[3,7,2]")
     products = (q[0, 3, 7] * k[0, 1, 2]).double()  # four heads read two keys: head 3 the second
-    torch.testing.assert_close(cell.terms, q[0, 3, 7].double() * k[0, 1, 2].double())
+    assert_close(cell.terms, q[0, 3, 7].double() * k[0, 1, 2].double())
     assert cell.value == pytest.approx(float(products.sum()), rel=1e-6)
     assert [len(group) for group in cell.factors] == [8, 8]
     assert cell.operands[0].address == "decoder.blocks.0.attn.q[3,7,0]"
@@ -73,7 +74,7 @@ def test_the_sum_of_a_score_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", tiny.ALL | tiny.SINKS)
-def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
+def test_the_way_back_ends_at_tables_and_weights(name):
     item = of(name)
     *_, final = item.plan
     places = ",".join("1" if size > 1 else "0" for size in final.shape)
@@ -82,9 +83,9 @@ def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
     assert len(steps) < 400
     observed = set[str]()
 
-    def follow(address: str, depth: int = 0) -> None:  # every operand of a few cells, all the way
+    def follow(address, depth=0):  # every operand of a few cells, all the way
         cell = item.explain(address)
-        if cell.address in observed or len(observed) > 150:
+        if cell.address in observed or len(observed) > 75:
             return
         observed.add(cell.address)
         for operand in cell.operands[:3] + cell.operands[-2:]:
@@ -97,20 +98,20 @@ def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "gru", "mixtral", "gemma2"])
 @pytest.mark.parametrize("keep", [0, 5_000])
-def test_what_is_over_the_bound_is_computed_again(name: str, keep: int) -> None:
+def test_what_is_over_the_bound_is_computed_again(name, keep):
     full, little = of(name), of(name, keep=keep)
     assert full.tier == "full" and little.tier == "part"
     assert little.kept_bytes <= keep < full.kept_bytes
     for op in full.plan:
-        torch.testing.assert_close(little[op.id], full[op.id], rtol=1e-5, atol=1e-5, msg=op.id)
+        assert_close(little[op.id], full[op.id], rtol=1e-5, atol=1e-5, msg=op.id)
         at = op.id + f"[{','.join('0' for _ in op.shape)}]"
         assert little.explain(at).to_dict(4)["terms"] == full.explain(at).to_dict(4)["terms"]
 
 
-def test_edits_are_told() -> None:
-    model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
+def test_edits_are_told():
+    model, tokens = tiny.model("llama"), tiny.tokens(1, 11)
 
-    def off(path: str, z: torch.Tensor) -> torch.Tensor:
+    def off(path, z):
         return z * torch.tensor([1.0, 0, 1, 1]).view(1, 4, 1, 1)
 
     edits = {"decoder.blocks.0.attn.z": off}
@@ -125,14 +126,12 @@ def test_edits_are_told() -> None:
         float(trace["decoder.blocks.0.attn.z[1,5,3]"]), rel=1e-5
     )
     assert cut.check() == 0.0
-    renamed = Trace(
-        tiny.model(tiny.ALL["bert"]), None, tokens, edits={"*.1.attn.in": lambda path, x: 2 * x}
-    )
+    renamed = Trace(tiny.model("bert"), None, tokens, edits={"*.1.attn.in": lambda path, x: 2 * x})
     assert renamed.plan["encoder.blocks.1.attn.in"].kind == "edit"
 
 
-def test_edits_by_name_and_a_masked_key() -> None:
-    model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
+def test_edits_by_name_and_a_masked_key():
+    model, tokens = tiny.model("llama"), tiny.tokens(1, 11)
     changes = [edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)]
     cut = trace(model, None, tokens, edits=changes)
     observed = look(model, None, tokens, "logits", edits=changes)
@@ -141,7 +140,7 @@ def test_edits_by_name_and_a_masked_key() -> None:
     assert cut.explain("decoder.blocks.0.attn.z[1,5,3]").value == 0.0
 
 
-def test_tokens_have_names() -> None:
+def test_tokens_have_names():
     tokenizer = train_tokenizer("bpe", "the cat sat on the mat " * 20, size=300)
     config = tiny.decoder(tiny.LLAMA)
     model = tiny.model(tiny.replace(config, embed=tiny.c.Embed(tokenizer.size)))
@@ -153,68 +152,51 @@ def test_tokens_have_names() -> None:
     assert item.explain('decoder.blocks.0.attn.pattern[1,"sat","the"]').address == cell.address
     assert item.parse('logits["cat"," sat"]')[1] == (0, 1, item.tokens[0, 2])
     assert item.explain('decoder.blocks.0.attn.pattern[1," sat","the"]').address == cell.address
-    with pytest.raises(UserError, match='No token of the text is "dog"'):
+    with mistake('No token of the text is "dog"'):
         item.parse('logits["dog",3]')
-    with pytest.raises(UserError, match="occurs at 0 and 3"):
+    with mistake("occurs at 0 and 3"):
         trace(model, tokenizer, "the cat sat the").parse('probs["the",0]')
     rows = len(tokenizer.encode("the dog")) - 1
-    with pytest.raises(
-        UserError, match=rf'"dog" is {rows} tokens of the text: 1 .*Give one number'
-    ):
+    with mistake(rf'"dog" is {rows} tokens of the text: 1 .*Give one number'):
         trace(model, tokenizer, "the dog").parse('probs["dog",0]')
-    with pytest.raises(UserError, match="no words along H"):
+    with mistake("no words along H"):
         item.parse('decoder.blocks.0.attn.pattern["the",0,0]')
     assert len(item.lines()) == len(item.plan) + 1
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("decoder.blocks.0.attn.score[0,1,1]", r'Did you mean "decoder.blocks.0.attn.scores"'),
-        ("decoder.blocks.7.attn.q", "Nothing has the address"),
-        ("decoder.blocks.0.attn.scores[4,1,1]", "4 is outside 0 to 3"),
-        (
-            "decoder.blocks.0.attn.scores[0,1,1,1,1]",
-            r"has 3 sides \(H 4 x T 11 x S 11\) and the index 5; give 3, without the batch row",
-        ),
-        ("decoder.blocks.0.attn.scores[a]", "is no index"),
-        ("[3", "is no address"),
-        ("decoder.blocks.0.attn.scores[0,1,:]", "give one of them"),
-        ("decoder.blocks.0.attn.scores", "give one of them"),
-    ],
-)
-def test_what_is_no_address_gets_a_sentence(address: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+@pytest.mark.parametrize("address, message", SENTENCES["addresses"])
+def test_what_is_no_address_gets_a_sentence(address, message):
+    with mistake(message):
         of("llama").explain(address)
 
 
-def test_a_masked_share_says_that_the_mask_hides_the_key() -> None:
+def test_a_masked_share_says_that_the_mask_hides_the_key():
     hidden = of("llama").explain("decoder.blocks.0.attn.pattern[1,3,7]")
     assert hidden.value == 0 and "The mask hides this key" in hidden.sentence
     assert "hides" not in of("llama").explain("decoder.blocks.0.attn.pattern[1,7,3]").sentence
 
 
-def test_a_trace_says_what_it_is() -> None:
+def test_a_trace_says_what_it_is():
     assert repr(of("llama")).startswith(
         f"<Trace of 11 tokens, {len(of('llama').plan.ops)} operations"
     )
 
 
-def test_texts_that_cannot_be_traced_get_a_sentence() -> None:
-    model = tiny.model(tiny.ALL["llama"])
-    with pytest.raises(UserError, match="one text"):
+def test_texts_that_cannot_be_traced_get_a_sentence():
+    model = tiny.model("llama")
+    with mistake("one text"):
         trace(model, None, tiny.tokens(2, 5))
-    with pytest.raises(UserError, match="context is 64"):
+    with mistake("context is 64"):
         trace(model, None, tiny.tokens(1, 65))
-    with pytest.raises(UserError, match="two texts"):
-        trace(tiny.model(tiny.ALL["t5"]), None, tiny.tokens(1, 5))
-    broken = tiny.model(tiny.ALL["llama"])
+    with mistake("two texts"):
+        trace(tiny.model("t5"), None, tiny.tokens(1, 5))
+    broken = tiny.model("llama")
     broken.decoder.blocks[0].attn.q.weight.data[0, 0] = float("nan")
-    with pytest.raises(UserError, match=r"attn\.q\.weight holds NaN"):
+    with mistake(r"attn\.q\.weight holds NaN"):
         trace(broken, None, tiny.tokens(1, 5))
 
 
-def test_indices_count_from_the_end_and_take_parts() -> None:
+def test_indices_count_from_the_end_and_take_parts():
     item = of("gpt2")
     assert torch.equal(item["logits[-1]"], item["logits"][0, -1])
     assert torch.equal(
@@ -224,7 +206,7 @@ def test_indices_count_from_the_end_and_take_parts() -> None:
     assert float(item["embed.token.weight[3,4]"]) == item.explain("embed.token.weight[3,4]").value
 
 
-def test_causes_are_named_without_the_batch_row() -> None:
+def test_causes_are_named_without_the_batch_row():
     causes = of("llama").attribute("logits[5,7]", "decoder.blocks.*.attn.z[head,5]")
     chosen = [cause.address for cause in causes.causes if cause.kind == "chosen"]
     assert chosen == [f"decoder.blocks.{at}.attn.z[{head},5]" for at in (0, 1) for head in range(4)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import tiny_transformers
 import walked
@@ -32,7 +31,7 @@ QUICK = (
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in tiny_transformers.NAMES]
 
 
-def passes(name: str) -> list[tuple[str, ModuleTrace]]:
+def passes(name):
     """A recorded pass with each implementation of attention."""
     model, inputs = tiny_transformers.build(name), tiny_transformers.inputs(name)
     traces = []
@@ -44,28 +43,26 @@ def passes(name: str) -> list[tuple[str, ModuleTrace]]:
     return traces
 
 
-def opens(name: str, cells: int) -> None:
+def opens(name, cells):
     for engine, trace in passes(name):
         wrong = walked.walk(trace, cells)
         assert not wrong, (engine, len(wrong), wrong[:5])
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_every_number_opens_to_where_the_arithmetic_begins(name: str) -> None:
+def test_every_number_opens_to_where_the_arithmetic_begins(name):
     opens(name, 60)
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_every_number_of_any_class_opens(name: str) -> None:
+def test_every_number_of_any_class_opens(name):
     opens(name, 500)
 
 
 LAYERS = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.Conv1d, nn.Conv2d)
 
 
-def hooked(
-    model: nn.Module, path: str, inputs: dict[str, Any], change: Callable[[Tensor], Tensor]
-) -> list[Tensor]:
+def hooked(model, path, inputs, change):
     """What the model returns when a hook written by hand changes what one layer gives."""
     layer = model.get_submodule(path)
     handle = layer.register_forward_hook(lambda module, args, output: change(output))
@@ -75,7 +72,7 @@ def hooked(
     return tensors_of(result)
 
 
-def edits_equal_hooks(name: str) -> None:
+def edits_equal_hooks(name):
     model, inputs = tiny_transformers.build(name), tiny_transformers.inputs(name)
     with torch.no_grad():
         model(**inputs)  # BigBird puts other layers in place at its first short text
@@ -90,14 +87,14 @@ def edits_equal_hooks(name: str) -> None:
         edited = trace.edit({path: change})
         expected = hooked(model, path, inputs, change)
         for ours, theirs in zip(tensors_of(edited.output), expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+            assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_an_edit_is_a_hook_written_by_hand(name: str) -> None:
+def test_an_edit_is_a_hook_written_by_hand(name):
     edits_equal_hooks(name)
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_an_edit_of_any_class_is_a_hook(name: str) -> None:
+def test_an_edit_of_any_class_is_a_hook(name):
     edits_equal_hooks(name)

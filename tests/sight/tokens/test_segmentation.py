@@ -4,26 +4,24 @@ kind of tokenizer."""
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from glassformer import UserError
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_forms import from_json
-from glassformer.sight.tokens.segmentation import Match, Merge, Tracer, WordTrace, trace
+from glassformer.sight.tokens.segmentation import Match, Merge, Tracer, trace
 from glassformer.sight.tokens.segmentation import Path as Way
 from glassformer.sight.tokens.steps import steps
+from mistakes import mistake
 
 TEXTS = ("tinyshakespeare/input.txt", "multi30k/train.de", "multi30k/train.en")
 TRAINED = ["a glass house, a glass roof, houses of glass and stone"] * 5
 
 
 @cache
-def words_of(folder: Path, every: int) -> list[str]:
+def words_of(folder, every):
     """Distinct words, with the space before them; beside them some that no vocabulary knows."""
     words = {word for name in TEXTS for word in (folder / name).read_text(encoding="utf-8").split()}
     odd = [
@@ -46,7 +44,7 @@ def words_of(folder: Path, every: int) -> list[str]:
     ]
 
 
-def destination(word: WordTrace, unknown: str) -> list[str]:
+def destination(word, unknown):
     """The pieces to which the steps of a trace come."""
     if word.algorithm == "BPE":
         last = word.steps[-1].pieces if word.steps else word.start
@@ -57,7 +55,7 @@ def destination(word: WordTrace, unknown: str) -> list[str]:
     return list(word.steps[0].pieces) if word.steps else []
 
 
-def proven(tokenizer: Tokenizer, words: list[str]) -> None:
+def proven(tokenizer, words):
     tracer = Tracer(tokenizer, rivals=0)
     unknown = "" if tokenizer.unk is None else tokenizer.token(tokenizer.unk)
     for word, ids in zip(words, tokenizer.encode_batch(words), strict=True):
@@ -141,5 +139,5 @@ def test_a_token_that_was_added_has_no_path():
     )
     tokenizer = from_json(json.dumps(raw))
     assert last in tokenizer.encode("a glassy roof") and trace(tokenizer, "a roof")
-    with pytest.raises(UserError, match="leave that token out"):
+    with mistake("leave that token out"):
         trace(tokenizer, "a glassy roof")

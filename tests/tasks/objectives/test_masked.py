@@ -13,12 +13,11 @@ from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.tasks.objectives import Masked
 from mistakes import mistake
 from packed import FRAME, LETTERS, check_packed_equals_apart, packed, random
+from seeding import generator_from
 
 
 def of_letters(tokenizer, rows, length):
-    tokens = torch.randint(
-        0, len(LETTERS), (rows, length), generator=torch.Generator().manual_seed(0)
-    )
+    tokens = torch.randint(0, len(LETTERS), (rows, length), generator=generator_from(0))
     tokens[:, 0], tokens[:, length // 2], tokens[:, -1] = (
         tokenizer.cls,
         tokenizer.sep,

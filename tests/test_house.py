@@ -190,6 +190,16 @@ def test_a_decode_step_is_read_in_one_sitting(model_and_tokenizer):
     walk.check("decode_step")
 
 
+def test_a_step_of_a_long_generation_is_read_in_an_hour(model_and_tokenizer):
+    """Thirty-two tokens or more repay packed weights: the step goes through the room ``fast``."""
+    model, tokenizer = model_and_tokenizer
+    steps = iter(glassformer.generate(model, tokenizer, "To be"))
+    next(steps)
+    with watched() as walk:
+        next(steps)
+    walk.check("long_generation_step")
+
+
 def test_a_training_step_is_read_in_one_sitting(tmp_path):
     from glassformer import data, tokenizer
     from glassformer.core.config import run

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import glassformer
+import tiny
 from glassformer import config, nn
 from glassformer import families as recipes
 from glassformer.core.config import objective as objectives
@@ -140,6 +141,7 @@ def test_the_first_example_runs_as_the_page_says(forgotten, home, terminal):
     [toml] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     lines = re.findall(r"^    glassformer (.*)$", page, re.MULTILINE)
     verbs = {"train": "", "generate": "\n", "cost": "parameters", "look": "decoder.blocks.3.resid"}
+    verbs["verify"] = "21 checks passed, 0 failed"
     assert [line.split()[0] for line in lines] == list(verbs)
     Path("run.toml").write_text(toml)
     for line, name in zip(lines, verbs.values(), strict=True):
@@ -261,6 +263,52 @@ def test_a_type_without_its_decorator_is_told_to_take_it(forgotten):
         r"@config\.member\(SLOT\) above"
     ):
         config.Block(config.Attention(2), Plain())  # type: ignore[arg-type]
+
+
+def test_a_type_without_a_module_is_told_to_take_one(forgotten):
+    class Alone:
+        hidden: int = 8
+
+    alone = config.member(config.FeedForward)(Alone)
+    with mistake(r"Alone has no module; write @builds\(Alone\) above the class of its module"):
+        build(alone(), 4)
+
+
+def test_a_mask_rule_is_a_rule(forgotten):
+    class Stripes:
+        size: int = 2
+
+    stripes = config.member(config.MaskRule)(Stripes)
+    with mistake(r"Stripes is a mask rule; write class Stripes\(config\.Rule\)"):
+        builds(stripes)(lambda cfg, causal: lambda q, k: k % cfg.size == 0)
+
+
+def test_a_buffer_is_refused(forgotten):
+    """It would be in no file, and its memory is never filled."""
+
+    class Fading:
+        size: int = 4
+
+    fading = config.member(config.FeedForward)(Fading)
+
+    class FadingModule(nn.TracedModule):
+        def __init__(self, cfg, dim):
+            super().__init__()
+            self.register_buffer("decay", torch.linspace(0, 1, dim))
+
+    builds(fading)(FadingModule)
+    with mistake(
+        r"decoder\.blocks\.0\.ffn\.decay is a buffer, which no model's file holds; compute"
+    ):
+        build_model(decoder(block(feedforward=fading())), seed=1)
+
+
+def test_a_batch_that_its_objective_did_not_prepare_is_refused():
+    """A masked model would learn the next token, which it sees."""
+    from glassformer.tasks.objectives import Masked
+
+    with mistake(r"Masked changes each batch before it is learned; give .*Prepared\(batches, obj"):
+        glassformer.train(build_model(tiny.DECODERS["llama"], seed=0), iter(()), Masked())
 
 
 def test_what_a_part_says_of_itself_is_heard(forgotten):

@@ -15,11 +15,11 @@ from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.training.batches import Batches, CorpusRows
 from glassformer.core.training.loss import split
 from glassformer.core.training.shards import Shards
-from glassformer.core.training.validation import every_token_once
 from glassformer.formats.data.corpus import Source
 from glassformer.formats.data.splits import split_corpus
 from glassformer.formats.data.tokenising import TokenizedCorpus
 from glassformer.runs.prepared import Prepared
+from glassformer.runs.validation import every_token_once
 from glassformer.scale.prefetch import next_pieces
 from glassformer.tasks.objectives import Prefix
 from mistakes import mistake

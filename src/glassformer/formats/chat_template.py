@@ -98,14 +98,14 @@ class ChatTemplate:
         pieces = list(filter(None, text.split(mark)))
         return [*itertools.chain(*self.tokenizer.encode_batch(pieces, special=True))]
 
-    def ends(self, text: str, mark: str) -> list[int]:
+    def token_ends(self, text: str, mark: str) -> list[int]:
         """The place in ``text`` where each token of ``encode`` ends."""
-        ends, start = list[int](), 0
+        stops, start = list[int](), 0
         for piece in text.split(mark):
             spans = self.tokenizer.offsets(piece, special=True) if piece else []
-            ends += [start + end for _, end in spans]
+            stops += [start + end for _, end in spans]
             start += len(piece) + len(mark)
-        return ends
+        return stops
 
     def broken_up(
         self, messages: Messages, tools: Tools = None

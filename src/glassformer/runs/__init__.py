@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .defaults import choose
     from .history import TrainingLog, training_log
     from .launch import RunResult, run
+    from .prepared import Prepared
     from .run_checkpoints import average
     from .run_config import Run
     from .run_plan import RunPlan, plan_run
@@ -39,6 +40,7 @@ _HOME = {
     "defaults": "choose",
     "history": "TrainingLog training_log",
     "launch": "RunResult run",
+    "prepared": "Prepared",
     "run_plan": "RunPlan plan_run",
 }
 __all__ = ["train", *" ".join(_HOME.values()).split()]
@@ -111,7 +113,14 @@ def train(
 
     if not isinstance(model, str | Path | Run):
         from ..core.training import train as steps
+        from .prepared import Prepared
 
+        is_prepared = objective is None or not objective.prepares or isinstance(batches, Prepared)
+        need(
+            is_prepared,
+            f"{type(objective).__name__} changes each batch before it is learned; give "
+            "glassformer.runs.Prepared(batches, objective, tokenizer, seed) as batches.",
+        )
         return steps(model, batches, objective, settings, state=state, execution=execution)
     from .launch import run
 

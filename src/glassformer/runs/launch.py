@@ -272,7 +272,7 @@ def _hooks(
 def _consume(
     steps: Iterable[TrainStep], hooks: list[Hook], save: Save, should_stop: Callable[[], Any]
 ) -> tuple[TrainStep | None, float | None]:
-    """Put each step through the hooks, until there are no more or the run ``ends``; the last one,
+    """Put each step through the hooks, until there are no more or ``should_stop`` is true; the last,
     and the last validation loss. What was learned is saved in either case, also before UserError
     tells of steps that got stuck.
     """

@@ -17,7 +17,6 @@ from ..core.errors import UserError, need, note
 from ..core.memory import gibibytes
 from ..core.nn import build_model
 from ..core.training.batches import Batch, Batches
-from ..core.training.validation import every_token_once
 from ..formats import resolve, tuning
 from ..formats.checkpoint import Checkpoint
 from ..formats.data import Shards, shards_under, split_corpus, spread_corpus, tokenise
@@ -28,6 +27,7 @@ from ..tasks.example_batches import ExampleBatches, each_once
 from .prepared import Prepared, prepared_alike
 from .run_config import Data, Run
 from .run_plan import RunPlan
+from .validation import every_token_once
 
 MAX_PIECES = 10  # of a text whose validation is spread, each at least PIECE_ROWS contexts long
 PIECE_ROWS = 16

@@ -96,10 +96,10 @@ def with_tokenizer(plan: RunPlan, mesh: Mesh) -> RunPlan:
     return plan
 
 
-def _opened(text: str, chat_template: str | None, ends: list[int]) -> Tokenizer:
+def _opened(text: str, chat_template: str | None, end_ids: list[int]) -> Tokenizer:
     """A tokenizer as another process has it."""
     tokenizer = from_json(text)
-    tokenizer.chat_template, tokenizer.ends = chat_template, tuple(ends)
+    tokenizer.chat_template, tokenizer.ends = chat_template, tuple(end_ids)
     return tokenizer
 
 

@@ -115,8 +115,7 @@ def point(folder: Path, state: State) -> None:
 
 
 def restore(path: Path, state: State) -> dict[str, Any]:
-    """Put a checkpoint's weights, optimizer, cursor and random states in place; the numbers in its
-    state.json.
+    """Put a checkpoint's weights, optimizer, and cursor in place; the numbers in its state.json.
 
     Raises UserError when it is broken or another model's; ``state`` may then be half filled: build
     it anew.

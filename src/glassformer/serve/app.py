@@ -284,8 +284,8 @@ class Api:
         ]
 
     def _computed(self, post: Post) -> Callable[[Request], Awaitable[Response]]:
-        parts = (self.registry, self.metrics, self.lanes, self.bodies)
-        return endpoint(post.handler, post.body, *parts)
+        services = (self.registry, self.metrics, self.lanes, self.bodies)
+        return endpoint(post.handler, post.body, *services)
 
 
 def read_with(

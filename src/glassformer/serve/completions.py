@@ -1,7 +1,7 @@
 """POST /v1/completions and /v1/chat/completions: prompts and conversations continued, streamed or at
 once.
 
-    body -> ids -> Request -> the engine's events -> Choice: texts, tokens -> AnswerWriter: JSON
+    body -> ids -> Request -> the engine's events -> Choice: texts, tokens -> JSON
 
 ``echo`` adds the prompt of a completion with its log-probabilities; a conversation is rendered by
 the model's chat template. A token comes with its text: what a stop string cuts off is never

@@ -280,17 +280,17 @@ class Context:
             return submit(engine, requests)
         tokens = sum(request.size * len(request.tokens) for request in requests)
         handles = list[RequestHandle]()
-        left = threading.Event()
+        cancelled = threading.Event()
 
         def submit_all() -> None:
             handles.extend(submit(engine, requests))
-            if left.is_set():
+            if cancelled.is_set():
                 cancel(handles)
 
         try:
             await self.run(math.inf if is_looked_into else tokens, submit_all)
         except BaseException:
-            left.set()
+            cancelled.set()
             cancel(handles)
             raise
         return handles

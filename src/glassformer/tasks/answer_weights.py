@@ -173,11 +173,11 @@ def _check(template: ChatTemplate, messages: Messages, tools: Tools, text: str) 
 def weigh(template: ChatTemplate, rendered: Rendered) -> Weighted:
     """The tokens of a text and their weights: a token belongs to the answer in which it ends."""
     ids = np.array(template.encode(rendered.text, rendered.mark), np.int32)
-    ends = np.array(template.ends(rendered.text, rendered.mark))
+    stops = np.array(template.token_ends(rendered.text, rendered.mark))
     weights = np.zeros(len(ids), np.int8)
     for answer in rendered.answers:
         if answer.weight:
-            weights[(ends > answer.start) & (ends <= answer.end)] = 1
+            weights[(stops > answer.start) & (stops <= answer.end)] = 1
     counted = np.flatnonzero(weights)
     length = int(counted[-1]) + 1 if len(counted) else 0
     return Weighted(ids[:length], weights[:length])
@@ -225,12 +225,12 @@ def encode(
             items.append(item)
     need(bool(items), f"{table.name}: no answer fits in {fit.context} tokens; raise train.context.")
     side = Side.of(**{name: [item[name] for item in items] for name in items[0]})
-    counts = {
+    reasons = {
         f"answers cut at {fit.context} tokens": cut,
         f"left out, for no answer is within {fit.context} tokens": lost,
         "conversations in several texts, since the chat template writes earlier turns anew": several,
     }
-    notes = [f"{table.name}: {text}: {count:,}" for text, count in counts.items() if count]
+    notes = [f"{table.name}: {text}: {count:,}" for text, count in reasons.items() if count]
     return Encoded(table.name, (side,), notes=tuple(notes))
 
 

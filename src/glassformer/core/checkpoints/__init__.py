@@ -1,1 +1,1 @@
-"""Weights in files: safetensors, and tables of names between a published checkpoint and a model."""
+"""Weights in files: safetensors, read and written in parts; a run's checkpoint is runs/run_checkpoints.py."""

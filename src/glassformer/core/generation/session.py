@@ -19,7 +19,7 @@ from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
 from ..nn.model import inference
 from .sample import random_generator
 
-MANY = 32  # tokens that repay another look at the weights
+MANY = 32  # tokens that repay copies of the weights in another order
 MANY_BF16 = 256  # of a prompt in bf16: prepacked weights gain less there for many rows at once
 
 Reader: TypeAlias = Callable[[Model, Tensor, Tensor | None], tuple[Tensor, Cache]]

@@ -38,7 +38,7 @@ class Attention(TracedModule):
         self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
         self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
         self.prefix_length = cfg.mask.prefix_length
-        self.head_shard: Any = None  # which ones, where other processes have the others
+        self.head_shard: Any = None  # the heads that are here, where other processes hold more
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.q = linear(dim, width, cfg.bias)
         self.k = linear(dim, kv_width, cfg.bias)

@@ -7,9 +7,10 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from .. import registry
-from ..config.mask import MaskRule
+from ..config.mask import MaskRule, Rule
 from ..config.serial import members
 from ..config.shapes import Shapes, Unmultiplied, describes
+from ..errors import UserError, need
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -25,6 +26,8 @@ def builds(kind: type) -> Callable[[M], M]:
         _MAKERS[kind] = maker
         # a rule from a file of its own
         if kind in members(MaskRule).values() and not hasattr(kind, "allows"):
+            name = kind.__name__
+            need(issubclass(kind, Rule), f"{name} is a mask rule; write class {name}(config.Rule).")
             kind.allows = _for_any_array(maker)  # type: ignore[attr-defined]
         return maker
 
@@ -66,7 +69,12 @@ def compiled(model: Any) -> Any:
 
 def build(config: Any, *args: Any) -> Any:
     """The module that ``config`` describes; ``args`` are what only its place can know."""
-    return (_MAKERS.get(type(config)) or makers()[type(config)])(config, *args)
+    name, maker = type(config).__name__, _MAKERS.get(type(config)) or makers().get(type(config))
+    if maker is None:
+        raise UserError(
+            f"{name} has no module; write @builds({name}) above the class of its module."
+        )
+    return maker(config, *args)
 
 
 def kind_of(module: Any) -> type | None:
@@ -95,7 +103,7 @@ def makers() -> dict[type, Callable[..., Any]]:
 #     init_std_divisor = {"lag.0.weight": 2}
 #                                 tables of an embedding that start with a standard deviation
 #                                 divided by so much
-#     def reset(std, generator)   fills in what no rule of ``init`` draws
+#     def reset(std, generator)   fills in what no rule of ``init`` draws; std is the embeddings'
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:

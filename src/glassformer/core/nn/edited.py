@@ -1,4 +1,4 @@
-"""Edits of a run: a room registers what there is of them; whoever runs a model asks for its tape here."""
+"""Edits of a run. A room registers what makes a tape of edits; who runs a model asks for it here."""
 
 from __future__ import annotations
 

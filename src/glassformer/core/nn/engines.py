@@ -42,7 +42,7 @@ class AttentionInputs(NamedTuple):
     look: Look = unwatched  # given "scores" and "pattern" (B, H, T, S), by the eager engine alone
     # the scheme whose ``bias`` that is: for an engine that asks for some pairs at a time
     position: Any = None
-    # which ones those of q are, where other processes have others (scale/tensor.py)
+    # which heads q holds, where other processes hold other heads (scale/tensor.py)
     heads: Any = None
 
     @property

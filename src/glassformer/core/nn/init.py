@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import config
 from ..errors import need
-from .build import build, builds, declared, vectors
+from .build import build, builds, declared, kind_of, vectors
 from .flow import TracedModule
 from .model import Model
 
@@ -29,10 +29,13 @@ def build_model(
     target = torch.device(device) if device is not None else torch.get_default_device()
     with torch.device("meta"):
         model: Model = build(cfg)
+    buffer = next((name for name, _ in model.named_buffers()), None)
+    fix = "compute it in forward, or make it a Parameter that reset fills in"
+    need(buffer is None, f"{buffer} is a buffer, which no model's file holds; {fix}.")
     if dtype is not None:
         model = model.to(dtype)
     for name, module in model.named_modules():
-        if isinstance(module, TracedModule):
+        if isinstance(module, TracedModule) or kind_of(module):
             module.path = name
     if target.type != "meta":
         allocate(model, "cpu" if seed is not None else target)

@@ -79,7 +79,7 @@ class Linear(nn.Linear):
     """A dense layer y = x W^T (+ b); its weight is (outputs, inputs), and ``config.Init`` draws it.
 
     A class of its own, so that others can take its place: low-rank changes (lora.py), prepacked
-    weights (prepacked.py).
+    weights (fast/packed_layers.py).
     """
 
     products = ("weight",)

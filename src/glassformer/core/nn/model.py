@@ -83,7 +83,7 @@ class Block(TracedModule):
         return flow.look(self, "resid", x)
 
     def residual(self, x: Tensor, name: str, *args: object) -> Tensor:
-        """x (B, T, C) plus the output of the sublayer ``name``; ``place`` says what is h."""
+        """x (B, T, C) plus the output of the sublayer ``name``; ``place`` says where norms stand."""
         sublayer, norm = getattr(self, name), getattr(self, f"{name}_norm")
         if self.place == "post":
             return norm(x + self.scaled(self.drop(sublayer(x, *args))))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Five ways to tell a model about order (and one not to), all functions of positions.
+"""How a model knows the order of tokens: schemes that are functions of positions.
 
 A scheme speaks at one of three places and is silent at the others:
 

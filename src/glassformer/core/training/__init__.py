@@ -2,7 +2,7 @@
 
 loop optimizer loss                            one step
 causal                                         what is learned: the next token
-batches shards validation                      batches
+batches shards                                 batches
 """
 
 # ruff: noqa: F401
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .loop import State, TrainStep, train
     from .loss import Loss
     from .optimizer import Optimizer, factor
-    from .validation import every_token_once
 
 _HOME = {
     ".batches": "Batch Batches",
@@ -29,7 +28,6 @@ _HOME = {
     ".loss": "Loss",
     "..config.objective": "Objective",
     ".optimizer": "Optimizer factor",
-    ".validation": "every_token_once",
 }
 __all__ = list(" ".join(_HOME.values()).split())
 __getattr__, _ = lazily(

@@ -105,7 +105,7 @@ class Engine:
 
     Nothing else may train or change the model meanwhile. Clients have equal shares: one with fewer
     continuations than another comes first, and takes the other's newest place. A request that fails
-    ends alone. Close the engine, or use it in a ``with``; ``room`` says what memory was taken.
+    ends alone. Close the engine, or use it in a ``with``; ``memory_plan`` says what memory was taken.
 
     Args:
         model: The model that answers.

@@ -146,11 +146,11 @@ def plan_memory(
     attentions = stack.attentions if isinstance(stack, config.Stack) else []
     first = max((attention.mask.prefix_length for attention in attentions), default=0)
     if not _has_pages(model):
-        each = 0 if isinstance(cfg, config.Encoder) else state_bytes(model, context, first)
-        sequences = _fit_states(context, sequences, each, memory, model)
-        size, nbytes = context + 1, sequences * each
+        text_bytes = 0 if isinstance(cfg, config.Encoder) else state_bytes(model, context, first)
+        sequences = _fit_states(context, sequences, text_bytes, memory, model)
+        size, nbytes = context + 1, sequences * text_bytes
         plan = MemoryPlan(model, context, sequences, PagePool(sequences), 0, size, nbytes)
-        return replace(plan, first=first, copied=copied, page_bytes=(each or 1, 0))
+        return replace(plan, first=first, copied=copied, page_bytes=(text_bytes or 1, 0))
     assert isinstance(stack, config.Stack)
     crosses = [block.cross for block in stack.pattern if block.cross is not None]
     dims = [attention.width(cfg.dim) for attention in (*attentions, *crosses)]
@@ -216,10 +216,10 @@ def state_bytes(model: Model, context: int, first: int) -> int:
             last = torch.tensor([count - 1], device=device)
             model(tokens, cache=cache, logits=last, **extras)
             states = [state for state, _ in cache.layers if isinstance(state, MixerState)]
-            kept = sum(tensor.nbytes for state in states for tensor in state.tensors)
-            sizes.append((cache.length, kept))
-    (length, kept), (longer, more) = sizes[0], sizes[-1]
-    growth = (more - kept) / max(1, longer - length)
+            held_bytes = sum(tensor.nbytes for state in states for tensor in state.tensors)
+            sizes.append((cache.length, held_bytes))
+    (length, held_bytes), (longer, more) = sizes[0], sizes[-1]
+    growth = (more - held_bytes) / max(1, longer - length)
     total = more + max(0.0, growth) * (context - longer)
     for kv, cross in cache.layers:
         if isinstance(kv, KV) and kv.k.ndim == 4:
@@ -232,17 +232,19 @@ def state_bytes(model: Model, context: int, first: int) -> int:
     return int(total)
 
 
-def _fit_states(context: int, sequences: int, each: int, memory: int | None, model: Model) -> int:
-    """Number of texts whose states of ``each`` bytes fit. Raises UserError where not even one does."""
+def _fit_states(
+    context: int, sequences: int, text_bytes: int, memory: int | None, model: Model
+) -> int:
+    """Number of texts whose states of ``text_bytes`` bytes fit. Raises UserError where not even one does."""
     if memory is None:
         free = available_memory(next(model.parameters()).device)
-        memory = sequences * each if free is None else free // 2
+        memory = sequences * text_bytes if free is None else free // 2
     need(
-        each <= memory,
-        f"The state of one text of {context:,} tokens needs {gibibytes(each)}, and "
+        text_bytes <= memory,
+        f"The state of one text of {context:,} tokens needs {gibibytes(text_bytes)}, and "
         f"{gibibytes(memory)} are there for it; give a smaller max_context, or more memory.",
     )
-    return min(sequences, memory // each) if each else sequences
+    return min(sequences, memory // text_bytes) if text_bytes else sequences
 
 
 def _has_pages(model: Model) -> bool:

@@ -114,7 +114,7 @@ class Request:
     ``generation.beam`` finds them: the ``n`` best come once all is found, ranked by
     ``length_penalty``. The engine is fair between ``client``s. ``want`` are the paths (with * and
     ?) of values inside the model to be recorded, for this request's own tokens; ``edits``
-    (inspection.edits) change them. Others in the same step keep their bits. Of what stands before
+    (sight.edits) change them. Others in the same step keep their bits. Of what stands before
     place ``since`` nothing is recorded or scored, and what pages hold of it is not read again.
     Raises UserError for what means nothing whatever the model.
     """

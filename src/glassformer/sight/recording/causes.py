@@ -422,7 +422,10 @@ class Caused(ABC):
         runs = [re.escape(run).replace(r"\*", "[^.]*") for run in pattern.split("**")]
         form = re.compile(".*".join(runs))
         names = [name for name in (*self.values, *self.aliases) if form.fullmatch(name)]
-        need(bool(names), f'No address matches "{pattern}"; trace.lines() lists them all.')
+        need(
+            bool(names),
+            f'No address matches "{pattern}"; `why MODEL TEXT` lists them all.',
+        )
         return list({self.value(name): name for name in reversed(names)}.values())[::-1]
 
     def _number(self, address: str) -> tuple[Value, Index]:

@@ -108,7 +108,7 @@ class ModuleTrace(Caused):
         meant = f' Did you mean "{near[0]}"?' if near else ""
         nearby = f" Near it: {', '.join(near[1:])}." if near[1:] else ""
         raise UserError(
-            f'Nothing has the address "{name}".{meant}{nearby} trace.lines() lists them all.'
+            f'Nothing has the address "{name}".{meant}{nearby} `why MODEL TEXT` lists them all.'
         )
 
     def parse(self, address: str) -> tuple[Value, Slices]:

@@ -41,7 +41,7 @@ def likelihoods(
     """log p(continuation | context) for each (context ids, continuation ids), in their order.
 
     The context must hold a token; where both together are longer than the model's context, the
-    beginning is cut off, as lm-evaluation-harness does. ``edits`` (inspection.edits) change what
+    beginning is cut off, as lm-evaluation-harness does. ``edits`` (sight.edits) change what
     the model computes of each pair. Raises UserError for an empty side, an id out of range, a
     continuation that does not fit, a model that is not a decoder, an edit of what is not there, and
     logits that are not numbers.

@@ -106,7 +106,7 @@ def score(
     without one, its eos, as in training) and is only looked at where there is neither. The eos that
     closes a document of a corpus counts as a token without bytes, as it does in training
     (``closing=False`` leaves it out, for a model that never learnt one); a plain text is taken as
-    it is, unclosed. ``edits`` (inspection.edits) change what the model computes; their positions
+    it is, unclosed. ``edits`` (sight.edits) change what the model computes; their positions
     count each window's tokens. Raises UserError when there is nothing to score and for an edit of
     what is not there.
     """

@@ -68,11 +68,11 @@ class Preference(Conversations):
         from ...core.training.loss import Loss, aux_loss, forward, tokens_in
 
         output = forward(model, batch)
-        sums, counts = log_probabilities(model, output.hidden, batch)
+        sums, lengths = log_probabilities(model, output.hidden, batch)
         if self.needs_reference:
             assert batch.labels is not None
             sums = sums - batch.labels
-        scores = sums if self.method == "dpo" else sums / counts
+        scores = sums if self.method == "dpo" else sums / lengths
         chosen, rejected = scores[0::2], scores[1::2]
         beta = self.beta or (2.0 if self.method == "simpo" else 0.1)
         margins = chosen - rejected

@@ -55,8 +55,8 @@ class Conversations(SomeTokens):
             need(path.is_file(), f"There is no chat template {path}; check the path.")
             tokenizer.chat_template = path.read_text(encoding="utf-8")
         closing = template_of(tokenizer, self.date).closing()
-        ends = dict.fromkeys((*tokenizer.end_ids, *closing))
-        tokenizer.ends = () if {*ends} == {tokenizer.eos} else tuple(ends)
+        end_ids = dict.fromkeys((*tokenizer.end_ids, *closing))
+        tokenizer.ends = () if {*end_ids} == {tokenizer.eos} else tuple(end_ids)
 
     def encode(self, table: ExampleTable, tokenizer: Tokenizer, fit: Fit) -> Encoded:
         """The conversations as ids, targets and positions."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..errors import UserError
-from .batches import Batch, CorpusRows, as_batch, check_sizes
-from .shards import Shards
+from ..core.errors import UserError
+from ..core.training.batches import Batch, CorpusRows, as_batch, check_sizes
+from ..core.training.shards import Shards
 
 
 def every_token_once(

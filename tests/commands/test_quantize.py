@@ -73,7 +73,7 @@ def test_weights_and_report_appear_at_once(folder, tmp_path, monkeypatch):
         if not cli.main(["quantize", f"{folder}/model", str(out), "--bits", "8"]):
             break
         assert not out.exists()
-    assert count == 5
+    assert count == 3  # the tokenizer's two files appear at once
     assert (out / "quantization.json").is_file()
 
 

@@ -14,6 +14,7 @@ import pytest
 import tiny
 from glassformer.serve.asgi.replies import RequestStats
 from glassformer.serve.engine import Engine, QueueFull, Request
+from glassformer.serve.lanes import Lanes
 from glassformer.serve.prometheus import Metrics
 from glassformer.serve.served_models import Context, cancel, submit
 
@@ -26,7 +27,7 @@ def context_of(engine: Engine) -> Context:
     """A request of nobody to this engine."""
     http: Any = SimpleNamespace(state=SimpleNamespace(tally=RequestStats()))
     served: Any = SimpleNamespace(id="tiny", engine=engine)
-    return Context(http, served, Metrics({}))
+    return Context(http, served, Metrics({}), Lanes())
 
 
 def test_what_is_given_up_is_cancelled():

@@ -268,31 +268,12 @@ def matrices(args: argparse.Namespace) -> Iterator[str]:
                 )
 
 
-def shaped(name: str, depth: int) -> Any:
-    """The configs of --model: a Llama of 1.1 B at 22 layers, GPT-2 of 124 M."""
-    from glassformer.families import find, llama
-
-    return (
-        find("gpt2/124m")
-        if name == "gpt2"
-        else llama.WORDS.model(
-            hidden_size=2048,
-            num_hidden_layers=depth,
-            num_attention_heads=32,
-            num_key_value_heads=4,
-            intermediate_size=5632,
-            vocab_size=32_000,
-            max_position_embeddings=4096,
-            rms_norm_eps=1e-5,
-        )
-    )
-
-
 def decoding(args: argparse.Namespace) -> Iterator[str]:
     """A line for each type: tokens a second of one sequence, and of its prompt."""
     import tempfile
 
     import torch
+    from generate import shape
 
     from glassformer.core.generation.session import Session
     from glassformer.core.nn import build_model
@@ -302,7 +283,7 @@ def decoding(args: argparse.Namespace) -> Iterator[str]:
     import llama_cpp
 
     clock = time.thread_time if args.threads == 1 else time.perf_counter
-    cfg = shaped(args.shape, args.depth)
+    cfg = shape(args.shape, args.depth)
     described, vocab = gguf.recipe.write_fields, cfg.embed.vocab
     # without it llama.cpp asks
     nothing = {"tokenizer.ggml.model": "no_vocab", f"{args.shape}.vocab_size": vocab}

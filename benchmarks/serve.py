@@ -139,23 +139,15 @@ def start(model: str | None, bits: int | None) -> tuple[subprocess.Popen[str], s
 
 def make(folder: Path, depth: int, words: str) -> None:
     """The same random weights in the layouts that the servers read."""
+    from generate import shape
+
     import glassformer
     from glassformer.core.nn import build_model
-    from glassformer.families import llama
     from glassformer.formats import gguf, pretrained
 
     model, words_of = (
         build_model(
-            llama.WORDS.model(
-                hidden_size=2048,
-                num_hidden_layers=depth,
-                num_attention_heads=32,
-                num_key_value_heads=4,
-                intermediate_size=5632,
-                vocab_size=32_000,
-                max_position_embeddings=4096,
-                rms_norm_eps=1e-5,
-            ),
+            shape("llama", depth),
             seed=0,
         ).bfloat16(),
         pretrained.find(words),

@@ -47,7 +47,10 @@ def prefill_attention(inputs: AttentionInputs) -> Tensor:
     # the pattern meets v in bf16
     k, v = k.reshape(heads, keys, -1).float(), v.reshape(heads, keys, -1)
     out = torch.empty(q.shape, dtype=v.dtype)
-    for start, end, visible in _query_blocks(q.shape[2], keys, True, BLOCK // 2):
+    for start, end, seen in _query_blocks(q.shape[2], keys, True, BLOCK // 2):
+        # oneDNN keeps what it makes for each size it meets, so there are eight sizes an octave
+        size = max(BLOCK // 2, 1 << (seen.bit_length() - 4))
+        visible = min(keys, -(-seen // size) * size)
         causal_bias = (
             torch.full((end - start, visible), float("-inf")).triu_(1 + start).repeat(group, 1)
         )

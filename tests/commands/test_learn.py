@@ -180,9 +180,7 @@ def test_a_check_in_a_folder_that_cannot_be_written_still_says_what_it_found(
         ("learn start causal-mask", progress_file.FILE),
     ],
 )
-def test_a_disk_that_fills_up_half_way_changes_nothing(
-    line, last, tmp_path, terminal, monkeypatch
-):
+def test_a_disk_that_fills_up_half_way_changes_nothing(line, last, tmp_path, terminal, monkeypatch):
     """The disk has no room for the last file that is written."""
     monkeypatch.chdir(tmp_path)
     Path("names.txt").write_text("Ada Lovelace\n")

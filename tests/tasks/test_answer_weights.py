@@ -383,3 +383,9 @@ def test_packed_conversations_are_learned_as_alone():
         assert float(sum(part.sum.detach() for part in parts)) == pytest.approx(
             float(total.sum.detach()), rel=1e-5
         )
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    tokenizer = train_tokenizer("byte")
+    with mistake("no chat template", "train.objective.template = FILE"):
+        answer_weights.template_of(tokenizer)

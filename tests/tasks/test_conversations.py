@@ -105,7 +105,11 @@ def test_an_answer_in_json_stays_a_text(answer, tmp_path):
     "record",
     [
         {"prompt": "Hi", "chosen": "Hello!", "rejected": "Go."},
-        {"prompt": "Hi", "chosen": HI, "rejected": [HI[0], {"role": "assistant", "content": "Go."}]},
+        {
+            "prompt": "Hi",
+            "chosen": HI,
+            "rejected": [HI[0], {"role": "assistant", "content": "Go."}],
+        },
         {"chosen": HI, "rejected": [HI[0], {"role": "assistant", "content": "Go."}]},
         {"prompt": HI[:1], "chosen": HI[1:], "rejected": [{"role": "assistant", "content": "Go."}]},
     ],

@@ -174,8 +174,13 @@ class ConversationRecord:
 def _are_messages(value: Any) -> bool:
     """True for a list of objects that say who speaks."""
     names = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
-    return isinstance(value, list) and bool(value) and all(
-        isinstance(item, Mapping) and any(item.keys() >= pair for pair in names) for item in value
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(item, Mapping) and any(item.keys() >= pair for pair in names)
+            for item in value
+        )
     )
 
 

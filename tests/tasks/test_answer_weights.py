@@ -386,6 +386,6 @@ def test_packed_conversations_are_learned_as_alone():
 
 
 def test_a_tokenizer_without_a_template_is_refused():
-    tokenizer = train_tokenizer("byte")
+    tokenizer = train("byte", [])
     with mistake("no chat template", "train.objective.template = FILE"):
         answer_weights.template_of(tokenizer)

@@ -140,7 +140,9 @@ class ConversationRecord:
             raise self._error("has a message without a role")
         content = message.pop("value", message.get("content", ""))
         if isinstance(content, list):
-            pieces = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+            pieces: list[Any] = [
+                part.get("text") if isinstance(part, Mapping) else part for part in content
+            ]
             content = "".join(pieces) if all(isinstance(piece, str) for piece in pieces) else None
         if not isinstance(content, str):
             raise self._error("has a message whose content is no text")

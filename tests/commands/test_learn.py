@@ -3,6 +3,7 @@ the folder."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from glassformer.core import files
 from glassformer.learn import checking, progress_file
 from glassformer.learn.exercise import catalogue, find
 from mistakes import SENTENCES
@@ -169,3 +171,26 @@ def test_a_check_in_a_folder_that_cannot_be_written_still_says_what_it_found(
         progress_file.state(catalogue()[0], progress_file.read_progress(tmp_path))
         == progress_file.NEW
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "last"),
+    [
+        ("learn sheets names.txt --problems loss", "solutions.html"),
+        ("learn start causal-mask", progress_file.FILE),
+    ],
+)
+def test_a_disk_that_fills_up_half_way_changes_nothing(line, last, tmp_path, terminal, monkeypatch):
+    """The disk has no room for the last file that is written."""
+    monkeypatch.chdir(tmp_path)
+    Path("names.txt").write_text("Ada Lovelace\n")
+    real = files.sync
+
+    def sync(path):
+        if last in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path)
+
+    monkeypatch.setattr(files, "sync", sync)
+    assert "is full; free some space. Nothing there was changed." in terminal.refused(line)
+    assert [path.name for path in tmp_path.iterdir()] == ["names.txt"]

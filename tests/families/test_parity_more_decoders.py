@@ -240,6 +240,7 @@ def test_defaults_are_those_of_transformers(family):
                 ({"topk_group": 9}, "RoutedMoE.top_groups is 9"),
                 ({"n_group": 64, "topk_group": 1}, "RoutedMoE.top_k is 8 and 1 groups of 4"),
                 ({"n_group": 256, "topk_group": 8}, "RoutedMoE.group_best is 2"),
+                ({"head_dim": 32}, '"head_dim" is 32'),
                 ({"v_head_dim": 193}, "LatentAttention.value_dim is 193"),
                 ({"qk_rope_head_dim": 63}, "LatentAttention.rope_dim is 63"),
                 ({"first_k_dense_replace": -1}, '"first_k_dense_replace" is -1'),

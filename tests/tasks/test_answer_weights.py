@@ -306,6 +306,8 @@ def test_special_tokens_that_a_message_writes_stay_text():
          [{"role": "system", "content": "Short."}, *HI], None, 'message 1, of the role "system"'),
         (CHATML, CALLING, None, "leaves out the call of the tool add"),
         (CHATML, HI, [TOOL], "leaves out the tool add"),
+        (CHATML, [HI[0], {"role": "assistant", "content": "", "reasoning_content": "Think."}], None,
+         "leaves out all of message 2"),
         ("{{ raise_exception('no roles') }}", HI, None, "does not take this conversation: no roles"),
         ("{{ messages[9].content.strip() }}", HI, None, "does not take this conversation"),
     ],
@@ -381,3 +383,9 @@ def test_packed_conversations_are_learned_as_alone():
         assert float(sum(part.sum.detach() for part in parts)) == pytest.approx(
             float(total.sum.detach()), rel=1e-5
         )
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    tokenizer = train("byte", [])
+    with mistake("no chat template", "train.objective.template = FILE"):
+        answer_weights.template_of(tokenizer)

@@ -92,10 +92,24 @@ def test_a_table_and_a_list_are_read_as_lines_are(tmp_path):
         assert [example.conversations for example in table] == expected
 
 
+@pytest.mark.parametrize("answer", ['{"a": 1}', "[1, 2]", "[]", '[{"from": "Rome"}]', "[" * 10_000])
+def test_an_answer_in_json_stays_a_text(answer, tmp_path):
+    (example,) = read(tmp_path, {"prompt": "Write JSON.", "completion": answer})
+    assert example.conversations[0].messages[1] == {"role": "assistant", "content": answer}
+    pair = {"prompt": "Write JSON.", "chosen": answer, "rejected": "no"}
+    (example,) = read(tmp_path, pair, objective=Preference())
+    assert example.conversations[0].messages[1] == {"role": "assistant", "content": answer}
+
+
 @pytest.mark.parametrize(
     "record",
     [
         {"prompt": "Hi", "chosen": "Hello!", "rejected": "Go."},
+        {
+            "prompt": "Hi",
+            "chosen": HI,
+            "rejected": [HI[0], {"role": "assistant", "content": "Go."}],
+        },
         {"chosen": HI, "rejected": [HI[0], {"role": "assistant", "content": "Go."}]},
         {"prompt": HI[:1], "chosen": HI[1:], "rejected": [{"role": "assistant", "content": "Go."}]},
     ],
@@ -121,6 +135,18 @@ def test_pairs_begin_alike(record, tmp_path):
         ({"messages": 3}, "where messages belong"),
         ({"text": "Hi"}, "holds no conversation"),
         ({"messages": HI, "tools": 3}, "tools that are no list"),
+        ({"messages": HI, "tools": ["add"]}, "tools that are no list of functions"),
+        ({"messages": HI, "tools": [{"function": {"name": 3}}]}, "tools that are no list"),
+        ({"messages": [HI[0], {**HI[1], "tool_calls": "add"}]}, "tool_calls that are no list"),
+        ({"messages": [HI[0], {**HI[1], "tool_calls": ["add"]}]}, "tool_calls that are no list"),
+        ({"messages": [HI[0], {**HI[1], "tool_calls": CALL}]}, "tool_calls that are no list"),
+        ({"messages": [HI[0], {**HI[1], "weight": 0.5}]}, "weight is neither 0 nor 1"),
+        ({"messages": [HI[0], {**HI[1], "weight": "much"}]}, "weight is neither 0 nor 1"),
+        ({"messages": [{**HI[0], "content": [{"type": "image"}]}, HI[1]]}, "content is no text"),
+        ({"messages": "[" * 100_000}, "no message of the assistant"),
+        ({"instruction": [], "input": "x", "output": "y"}, "no message of the assistant"),
+        ({"instruction": "x", "input": 3, "output": "y"}, '"input" that is no text'),
+        ({"messages": HI, "system": 3}, '"system" that is no text'),
     ],
 )
 def test_a_conversation_that_teaches_nothing_is_refused_with_its_line(record, message, tmp_path):
@@ -135,6 +161,7 @@ def test_a_conversation_that_teaches_nothing_is_refused_with_its_line(record, me
         ({"prompt": "Hi", "chosen": "A"}, 'no "rejected"'),
         ({"chosen": "A", "rejected": "B"}, 'no "prompt"'),
         ({"prompt": "Hi", "chosen": "A", "rejected": ""}, "empty answer"),
+        ({"prompt": "Ho", "chosen": HI, "rejected": [*HI, *HI]}, "answers do not begin with"),
     ],
 )
 def test_a_pair_without_a_difference_is_refused_with_its_line(record, message, tmp_path):

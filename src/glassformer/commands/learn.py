@@ -83,7 +83,11 @@ def start(name: str, options: LearnOptions, *, notebook: bool = False) -> Comman
     progress_file.read_progress(folder)  # a broken record is said before anything is written
     path = starting.write(exercise, folder, notebook)
     if progress_file.state(exercise, progress_file.read_progress(folder)) == progress_file.NEW:
-        progress_file.update_progress(folder, exercise.name, state="started", file=path.name)
+        try:
+            progress_file.save_progress(folder, exercise.name, state="started", file=path.name)
+        except UserError:  # which says that nothing was changed
+            path.unlink()
+            raise
     ending = f"{exercise.title}. Fill in what is TODO, then: glassformer learn check {path}"
     return CommandOutput({"file": str(path)}, [str(path)], ending=ending)
 
@@ -273,8 +277,13 @@ def sheets(
         options.out / "sheets.html": print_sheets(requested, names, seed, solved=False),
         options.out / "solutions.html": print_sheets(requested, names, seed, solved=True),
     }
-    for path, page in paths.items():
-        files.write(path, page)
+    (first, page), (second, solved) = paths.items()
+
+    def both(beside: Path) -> None:
+        beside.write_text(page, encoding="utf-8")
+        files.write(second, solved)
+
+    files.write(first, both)  # where either fails, neither is there
     ending = f"{count_noun(len(names), 'student')}; open a file in a browser and print it."
     return CommandOutput({"files": list(map(str, paths))}, map(str, paths), ending=ending)
 

@@ -55,6 +55,11 @@ def _scale(raw: ConfigReader) -> float:
     return float(width**-0.5 * _rope(raw)[1])
 
 
+def _turning(raw: ConfigReader) -> None:
+    """transformers turns as many numbers as "head_dim" says."""
+    raw.only("head_dim", raw.integer("qk_rope_head_dim", 64), "all of qk_rope_head_dim turn")
+
+
 def _rotary(raw: ConfigReader) -> Rotary:
     """Rotary positions, by neighbours unless a DeepSeek-V3 says otherwise."""
     return replace(read_rotary(_rope(raw)[0]), interleaved=raw.flag("rope_interleave", True))
@@ -99,6 +104,7 @@ def _words(*more: Key | Section, context: int) -> ConfigWords:
     return words(
         decoder(Block(LatentAttention(1), GatedMLP(1), RMSNorm()), Rotary(interleaved=True)),
         Key("", "attention.scale", _scale),
+        Key("", "", _turning),
         *more,
         without="head_dim",  # a file's is that of what turns
         rope=Section(encode=_write_rope),

@@ -32,13 +32,17 @@ def state(exercise: Exercise, records: dict[str, dict[str, Any]]) -> str:
     return str(records.get(exercise.name, {}).get("state", NEW))
 
 
+def save_progress(folder: Path, name: str, **fields: Any) -> None:
+    """Add to what is said of an exercise; UserError where the folder cannot be written."""
+    records = read_progress(folder)
+    today = datetime.date.today().isoformat()
+    records[name] = {**records.get(name, {}), **fields, "changed": today}
+    files.write(folder / FILE, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+
+
 def update_progress(folder: Path, name: str, **fields: Any) -> None:
-    """Add to what is said of an exercise; a folder that cannot be written is said on standard
-    error, no more."""
+    """``save_progress``; a folder that cannot be written is said on standard error, no more."""
     try:
-        records = read_progress(folder)
-        today = datetime.date.today().isoformat()
-        records[name] = {**records.get(name, {}), **fields, "changed": today}
-        files.write(folder / FILE, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+        save_progress(folder, name, **fields)
     except (UserError, OSError) as error:
         note(f"Your progress could not be saved: {error}")

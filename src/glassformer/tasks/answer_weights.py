@@ -118,6 +118,11 @@ def _by_prefixes(
         end = len(text.rstrip())
         end = end if template.closes(text[:end]) else len(text)
         answer = Answer(_common(prompt, text), end, weights[at])
+        need(
+            "tool_calls" in messages[at] or not template.is_closing(text[answer.start : end]),
+            f"The chat template leaves out all of message {at + 1}, an answer; leave it out of the "
+            "file, or give another template.",
+        )
         earlier = _still_whole(template, texts[-1], text) if texts else ()
         if earlier:
             texts.pop()

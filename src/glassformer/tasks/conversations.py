@@ -55,8 +55,8 @@ class ConversationRecord:
         first = self.record[layout[0]]
         if layout[1:]:
             prompt = self._messages(first, "user")
-            more = self.record.get("input") if layout[0] == "instruction" else None
-            if isinstance(more, str) and more.strip():
+            more = self._text("input") if layout[0] == "instruction" else ""
+            if prompt and more.strip():
                 prompt[-1]["content"] += f"\n\n{more}"
             messages = self._system() + prompt + self._messages(self.record[layout[1]], "assistant")
         else:
@@ -73,14 +73,16 @@ class ConversationRecord:
         chosen, rejected = (
             self._messages(self.record[name], "assistant") for name in ("chosen", "rejected")
         )
-        if not prompt:
-            sides = zip(chosen, rejected, strict=False)
-            pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], sides)
-            prompt = [message for message, _ in pairs]
-            chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+        sides = zip(chosen, rejected, strict=False)
+        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], sides)
+        shared = [message for message, _ in pairs]
+        if all(message in shared for message in prompt):  # both answers repeat the prompt
+            prompt, chosen, rejected = shared, chosen[len(shared) :], rejected[len(shared) :]
         if chosen == rejected:
             raise self._error("has the same text as chosen and as rejected")
         need(bool(prompt), f'{self.location} has no "prompt" that both answers follow; add it.')
+        if "user" == prompt[-1]["role"] in [side[0]["role"] for side in (chosen, rejected) if side]:
+            raise self._error("has a prompt that its answers do not begin with")
         prompt = prompt if prompt[0]["role"] == "system" else self._system() + prompt
         answers = (self._checked(prompt + side, len(prompt)) for side in (chosen, rejected))
         return self._example(*answers)
@@ -92,8 +94,15 @@ class ConversationRecord:
 
     def _system(self) -> list[Record]:
         """The text beside the messages that is the system's, as a message."""
-        text = self.record.get("system") or self.record.get("system_prompt")
-        return [{"role": "system", "content": text}] if isinstance(text, str) else []
+        text = self._text("system") or self._text("system_prompt")
+        return [{"role": "system", "content": text}] if text else []
+
+    def _text(self, name: str) -> str:
+        """A field that is a text, "" where there is none."""
+        text = self.record.get(name) or ""
+        if not isinstance(text, str):
+            raise self._error(f'has a field "{name}" that is no text')
+        return text
 
     def _checked(self, messages: list[Record], first: int = 0) -> Conversation:
         """A conversation with an answer at ``first`` or behind it."""
@@ -108,17 +117,15 @@ class ConversationRecord:
         while messages[-1]["role"] != "assistant":
             messages = messages[:-1]  # nobody answers it
         tools = self._parsed(self.record.get("tools")) or None
-        need(
-            tools is None or isinstance(tools, list),
-            f"{self.location} has tools that are no list; fix or remove that line.",
-        )
+        self._functions(tools or [], "tools")
         return Conversation(tuple(messages), tools, max(first, 1))
 
     def _messages(self, value: Any, role: str) -> list[Record]:
-        """Messages of a list, or the one of a text."""
-        value = self._parsed(value)
-        if isinstance(value, str):
+        """Messages of a list, or the one of a text; an answer in JSON stays a text."""
+        parsed = self._parsed(value)
+        if isinstance(value, str) and not _are_messages(parsed):
             return [{"role": role, "content": value}]
+        value = parsed
         if isinstance(value, Mapping):
             value = [value]
         if not isinstance(value, list) or not all(isinstance(m, Mapping) for m in value):
@@ -133,27 +140,50 @@ class ConversationRecord:
             raise self._error("has a message without a role")
         content = message.pop("value", message.get("content", ""))
         if isinstance(content, list):
-            content = "".join(
-                part.get("text", "") if isinstance(part, Mapping) else str(part) for part in content
-            )
+            pieces: list[Any] = [
+                part.get("text") if isinstance(part, Mapping) else part for part in content
+            ]
+            content = "".join(pieces) if all(isinstance(piece, str) for piece in pieces) else None
         if not isinstance(content, str):
             raise self._error("has a message whose content is no text")
-        for call in message.get("tool_calls", ()):
-            function = call.get("function", call)
+        if message.get("weight", 1) not in (0, 1):
+            raise self._error("has a message whose weight is neither 0 nor 1")
+        for function in self._functions(message.get("tool_calls", []), "tool_calls"):
             function["arguments"] = self._parsed(function.get("arguments", {}))
         return {**message, "role": ROLES.get(role, role), "content": content}
+
+    def _functions(self, calls: Any, field: str) -> list[Record]:
+        """The functions that tools or calls of them name."""
+        calls = calls if isinstance(calls, list) else [None]
+        functions = [call.get("function", call) if isinstance(call, dict) else {} for call in calls]
+        if not all(isinstance(f, dict) and isinstance(f.get("name"), str) for f in functions):
+            raise self._error(f"has {field} that are no list of functions with names")
+        return functions
 
     def _parsed(self, value: Any) -> Any:
         """A list or object that is written as a JSON text; anything else as it is."""
         if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
             try:
                 return json.loads(value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return value
         return value
 
     def _error(self, complaint: str) -> UserError:
         return UserError(f"{self.location} {complaint}; fix or remove that line.")
+
+
+def _are_messages(value: Any) -> bool:
+    """True for a list of objects that say who speaks."""
+    names = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(item, Mapping) and any(item.keys() >= pair for pair in names)
+            for item in value
+        )
+    )
 
 
 def _without_nulls(value: Any) -> Any:

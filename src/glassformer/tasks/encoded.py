@@ -72,13 +72,14 @@ class Side:
 @dataclass(frozen=True)
 class Encoded:
     """A table of examples as ids: one side, or what the decoder and then what the encoder reads,
-    and labels. ``reference`` (N, documents) is what another model says of each example's documents;
-    ``notes`` say what was cut."""
+    and labels. ``reference`` (N, documents) is what the model with the digest ``judge`` says of each
+    example's documents; ``notes`` say what was cut."""
 
     name: str
     sides: tuple[Side, ...]
     labels: Array | None = None
     reference: Array | None = None
+    judge: str = ""
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -92,7 +93,7 @@ class Encoded:
     @property
     def key(self) -> str:
         """The SHA-256 of all that a model sees."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self.judge.encode())
         for side in self.sides:
             for name, column in (*side.columns.items(), ("starts", side.starts)):
                 digest.update(name.encode() + column.tobytes())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -189,6 +190,19 @@ def test_a_resumed_run_is_the_undisturbed_one(more, base, tmp_path, monkeypatch)
         tokenizer_files.open(tmp_path / name / "step-000004").end_ids for name in ("whole", "cut")
     ]
     assert ends[0] == ends[1] > {tokenizer_files.open(base / "model" / "step-000004").eos}
+
+
+def test_a_run_does_not_go_on_with_another_reference(base, tmp_path, monkeypatch):
+    """The folder that it began from was trained anew meanwhile."""
+    shutil.copytree(base / "model" / "step-000002", tmp_path / "start")
+    more = {"objective": "Preference", "data.train": str(base / "pairs.jsonl")}
+    settings = run_file.read_run(None, {**SIZES, **more, "from": str(tmp_path / "start")})
+    runs.run(settings, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "step-000004")
+    shutil.rmtree(tmp_path / "start")
+    shutil.copytree(base / "model" / "step-000004", tmp_path / "start")
+    with mistake("made with another content of the training data"):
+        runs.run(settings, tmp_path / "run", resume=True)
 
 
 def test_a_model_without_a_start_has_no_reference(base, tmp_path):

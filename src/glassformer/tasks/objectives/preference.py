@@ -99,6 +99,7 @@ class Preference(Conversations):
         import torch
 
         from ...core.training.loss import forward
+        from ...formats import store
         from ..example_batches import each_once
 
         device, values = next(model.parameters()).device, []
@@ -107,7 +108,8 @@ class Preference(Conversations):
                 rows = rows.to(device)
                 sums, _ = log_probabilities(model, forward(model, rows).hidden, rows)
                 values.append(sums.cpu().numpy())
-        return replace(encoded, reference=np.concatenate(values).reshape(-1, 2))
+        reference = np.concatenate(values).reshape(-1, 2)
+        return replace(encoded, reference=reference, judge=store.digest(model))
 
 
 def log_of_rest(logs: Tensor) -> Tensor:

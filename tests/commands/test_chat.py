@@ -77,11 +77,11 @@ def test_the_tokens_are_those_of_a_fresh_pass(folder, terminal, tmp_path):
     from glassformer.serve.engine import Engine
 
     with Engine(model, tokenizer, max_sequences=1) as engine:
-        talk = Talk(engine, template, Sampling(0), 40)
+        talk = Talk(engine, template, Sampling(0), 4)
         known = 0
         for _ in range(3):
             before, ids = engine.stats().cached_tokens, talk.ids
-            talk.ask("z y x w " * 10)
+            talk.ask("z y x w " * 8)
             # an answer whose text is made of other tokens is read again
             pairs = itertools.zip_longest(ids, talk.ids)
             known = next(at for at, (first, second) in enumerate(pairs) if first != second)

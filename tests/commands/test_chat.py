@@ -102,7 +102,15 @@ def test_a_saved_chat_is_trained_on(folder, terminal, tmp_path):
 
 
 def test_commands(folder, terminal):
-    lines = ["/system", "/system the log", "/system", "/help", "the cat", "/why", "/why logits[1,5]"]
+    lines = [
+        "/system",
+        "/system the log",
+        "/system",
+        "/help",
+        "the cat",
+        "/why",
+        "/why logits[1,5]",
+    ]
     output = chat(terminal, folder, [*lines, "/quit", "never"], "--max-tokens 4 --temperature 0")
     assert output.startswith("There is no system prompt.\nthe log\n/system ")
     assert re.search(r"logits\[\d+,\d+\]", output) and "logits[1,5]" in output

@@ -241,7 +241,7 @@ class Talk:
                 record = json.dumps({"messages": self.messages}, ensure_ascii=False)
                 file.write(f"{record}\n" if whole else f"\n{record}\n")
         except OSError as error:
-            raise UserError(explain(error, path)) from None
+            raise explain(error, path) from None
         print(f"{count_noun(len(self.turns), 'answer')} in {path}")
 
     def why(self, address: str) -> None:

@@ -35,17 +35,16 @@ class CallFormat:
         call = f"({' | '.join(calls)})"
         if not self.opening:  # the whole answer
             return f"calls: {call}\nmixed: calls | /([^{{\\s](.|\\n)*)?/\n"
+        one, repeated = rf'"\n" {call} "\n{self.closing}"', rf'("\n" {mark} REST)*'
         if self.is_list:
-            more = f'(", " {call})*' if several else ""
-            text = f"mixed: TEXT | TEXT calls\nTEXT: {TEXT}\n"
-            return f'calls: {mark} "[" {call} {more} "]"\n{text}'
-        rest = rf'"\n" {call} "\n{self.closing}"'
-        more = rf'("\n" {mark} {rest})*' if several else ""
+            one, repeated = f'"[" {call} {f"""(", " {call})*""" if several else ""} "]"', ""
+        repeated = repeated.replace("REST", one) if several else ""
         # the lazy suffix ends a text at the opening
         is_text = mark.startswith('"')
-        before = f"before[suffix={mark}]: {TEXT}\n" if is_text else f"before: TEXT {mark}\n"
-        text = f"mixed: (before {rest}){'*' if several else '?'} TEXT\n{before}TEXT: {TEXT}\n"
-        return f"calls: {mark} {rest} {more}\n{text}"
+        before = f"before[suffix={mark}]: TEXT\n" if is_text else f"before: TEXT {mark}\n"
+        times = "*" if several and not self.is_list else "?"
+        mixed = f"mixed: (before {one}){times} TEXT\n"
+        return f"calls: {mark} {one} {repeated}\n{mixed}{before}TEXT: {TEXT}\n"
 
 
 FORMATS = {
@@ -85,7 +84,8 @@ def grammar(
     mark = json.dumps(form.opening) if special is None else f"<[{special}]>"
     first = {None: "", "open": "thought ", "": '("<think>" thought)? '}[thoughts]
     thought = "" if thoughts is None else f'thought[suffix="</think>"]: {TEXT}\nSPACE: /\\s*/\n'
-    space = "SPACE " if first else ""
+    # llguidance lets a space before a special token be the end
+    space = "SPACE " if first and special is None else ""
     start = f"start: {first}{space}{'calls' if forced else 'mixed'}\n"
     return start + form.rules(calls, several, mark) + thought + "".join(rules)
 

@@ -36,7 +36,7 @@ from .asgi.limits import (
 TYPO_SIMILARITY = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
 IGNORED_FIELDS = """
 user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention
-function_call prediction include_obfuscation spaces_between_special_tokens
+function_call prediction parallel_tool_calls include_obfuscation spaces_between_special_tokens
 """
 """Fields of other servers that change no answer here; they are ignored."""
 

@@ -65,15 +65,19 @@ class Distill(Chat):
         if not self.logits:
             return encoded
         path, key = Path(self.logits).expanduser(), f"{encoded.key} {tokenizer.fingerprint}"
-        tables = _saved(path) if path.exists() else {}
-        if key not in tables:
+        sizes, ids, logits = _saved(path) if path.exists() else ({}, None, None)
+        if key not in sizes:
             need(bool(self.teacher), f"{path} has no logits of {table.name}; name a teacher.")
-            tables = {**tables, key: self._likeliest(encoded, fit.context)}
-            _save(path, tables)
-        before = [len(ids) for name, (ids, _) in tables.items()][: [*tables].index(key)]
+            more = self._likeliest(encoded, fit.context)
+            pairs = zip((ids, logits), more, strict=True)
+            columns = [new if old is None else np.concatenate([old, new]) for old, new in pairs]
+            sizes = {**sizes, key: len(more[0])}
+            _save(path, keys=[*sizes], sizes=[*sizes.values()], ids=columns[0], logits=columns[1])
+        names = [*sizes]
+        before = sum(sizes[name] for name in names[: names.index(key)])
         side = encoded.sides[0]
         counts = np.concatenate([[0], np.cumsum(side.columns["targets"] >= 0)])
-        return replace(encoded, reference=(sum(before) + counts[side.starts[:-1]])[:, None])
+        return replace(encoded, reference=(before + counts[side.starts[:-1]])[:, None])
 
     def _likeliest(self, encoded: Encoded, context: int) -> tuple[Array, Array]:
         """The teacher's likeliest tokens at each counted place, and their logits (N, top)."""
@@ -126,7 +130,9 @@ class Distill(Chat):
                 values, logits = values[:, :size], logits[:, :size]
             logs = (logits.float() / self.temperature).log_softmax(-1)
             goal = (values.float() / self.temperature).log_softmax(-1)
-            return (goal.exp() * (goal - (logs if ids is None else logs.gather(1, ids)))).sum()
+            logs = logs if ids is None else logs.gather(1, ids)
+            total: Tensor = (goal.exp() * (goal - logs)).sum()
+            return total
 
         rows = max(1, ONE_SHOT // len(model.head.table(model.embed)))
         pieces = zip(*(torch.split(x, rows) for x in (states, *sources)), strict=True)
@@ -150,10 +156,8 @@ class Distill(Chat):
         place = torch.arange(len(indices), device=indices.device)
         rank = place - torch.searchsorted(document, document)
         rows = (batch.labels[document] + rank).cpu().numpy()
-        tables = _saved(Path(self.logits).expanduser()).values()
-        ids, logits = (np.concatenate(column) for column in zip(*tables, strict=True))
-        saved = (torch.from_numpy(column[rows]).to(indices.device) for column in (logits, ids))
-        values, tokens = saved
+        _, ids, logits = _saved(Path(self.logits).expanduser())
+        values, tokens = (torch.from_numpy(x[rows]).to(indices.device) for x in (logits, ids))
         return values, tokens.long()
 
 
@@ -167,26 +171,22 @@ def _teacher(name: str, device: str) -> tuple[Any, Tokenizer | None]:
 
 
 @lru_cache(maxsize=1)
-def _saved(path: Path) -> dict[str, tuple[Array, Array]]:
-    """Ids and logits of each table of examples in a file, by its key."""
+def _saved(path: Path) -> tuple[dict[str, int], Array, Array]:
+    """The size of each table of examples in a file, by its key; ids and logits of all (N, top)."""
     import zipfile
 
     try:
         with np.load(path) as arrays:
-            return {
-                name: (arrays[f"{name}/ids"], arrays[f"{name}/logits"]) for name in arrays["keys"]
-            }
+            sizes = zip(arrays["keys"].tolist(), arrays["sizes"].tolist(), strict=True)
+            return dict(sizes), arrays["ids"], arrays["logits"]
     except (OSError, ValueError, LookupError, zipfile.BadZipFile):
         raise UserError(f"{path} is no file of saved logits; give another name.") from None
 
 
-def _save(path: Path, tables: dict[str, tuple[Array, Array]]) -> None:
-    columns = {f"{name}/ids": ids for name, (ids, _) in tables.items()}
-    columns |= {f"{name}/logits": logits for name, (_, logits) in tables.items()}
-
+def _save(path: Path, **columns: Any) -> None:
     def save(path: Path) -> None:
         with path.open("wb") as file:
-            np.savez(file, keys=np.array([*tables]), **columns)
+            np.savez(file, **columns)
 
     files.write(path, save)
     _saved.cache_clear()

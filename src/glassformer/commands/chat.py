@@ -80,7 +80,7 @@ def run(
 
 
 def saved_sampling(folder: Path | None) -> dict[str, float | None]:
-    """How a model's folder says that its tokens are drawn."""
+    """The settings of sampling in a model's folder."""
     from ..core import files
 
     path = folder and folder / "generation_config.json"
@@ -122,6 +122,10 @@ def read_lines() -> Iterator[str]:
             note("That line is not UTF-8 text; write it again.")
 
 
+def message(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
 class Talk:
     """A conversation with a model. The engine keeps what it has read in pages, so that a turn reads
     what is new."""
@@ -138,7 +142,7 @@ class Talk:
         self.engine, self.template, self.sampling = engine, template, sampling
         self.max_new, self.seed = max_new, seed
         self.system_prompt = system or ""
-        self.turns = list[tuple[str, str]]()  # what was asked, and the answer
+        self.turns = list[dict[str, str]]()  # messages and answers by turns
         self.ids = list[int]()  # that the last answer's pass read, with its tokens
         self.attempt = 0  # of the last turn, whose answers differ
         assert engine.tokenizer is not None
@@ -147,10 +151,10 @@ class Talk:
     @property
     def messages(self) -> list[dict[str, str]]:
         """The conversation as a template reads it."""
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        roles = ("user", "assistant")
-        pairs = (zip(roles, turn, strict=True) for turn in self.turns)
-        return system + [{"role": role, "content": text} for turn in pairs for role, text in turn]
+        return [
+            *([message("system", self.system_prompt)] if self.system_prompt else []),
+            *self.turns,
+        ]
 
     def take(self, line: str) -> None:
         """Answers a line, or obeys its command. Raises EOFError where it ends the chat."""
@@ -168,7 +172,9 @@ class Talk:
     def ask(self, text: str) -> None:
         """Prints an answer as it is written, and keeps it; Ctrl-C stops it there. The chat stays as
         it was where there is none."""
-        ids = self.template.tokens([*self.messages, {"role": "user", "content": text}])
+        from ..serve.engine import Request
+
+        ids = self.template.tokens([*self.messages, message("user", text)])
         context = self.engine.max_context
         need(
             len(ids) <= context,
@@ -176,7 +182,16 @@ class Talk:
             "is not sent; the chat stays as it was: /save FILE keeps it, /clear begins anew.",
         )
         seed = int.from_bytes(os.urandom(4)) >> 1 if self.seed is None else self.seed
-        request = self.engine.submit(self._request(ids, seed))
+        request = self.engine.submit(
+            Request(
+                ids,
+                sampling=self.sampling,
+                max_new=self.max_new,
+                seed=seed,
+                first=self.attempt,
+                stop_tokens=self.ends,
+            )
+        )
         answer, tokens, finish = "", list[int](), None
         try:
             for event in request:
@@ -194,20 +209,8 @@ class Talk:
         if not answer.strip():
             note("There is no answer, so the chat stays as it was; write the message again.")
             return
-        self.turns.append((text, answer))
+        self.turns += message("user", text), message("assistant", answer)
         self.ids = [*ids, *tokens]
-
-    def _request(self, ids: list[int], seed: int) -> Any:
-        from ..serve.engine import Request
-
-        return Request(
-            ids,
-            sampling=self.sampling,
-            max_new=self.max_new,
-            seed=seed,
-            first=self.attempt,
-            stop_tokens=self.ends,
-        )
 
     def system(self, text: str) -> None:
         """Sets the system prompt to the TEXT behind it, or shows it."""
@@ -219,14 +222,14 @@ class Talk:
     def regenerate(self, _: str) -> None:
         """Answers the last message anew."""
         need(bool(self.turns), "There is no answer yet; write a message.")
-        turn = self.turns.pop()
+        turns = self.turns
+        self.turns = turns[:-2]
         self.attempt += 1
-        count = len(self.turns)
         try:
-            self.ask(turn[0])
+            self.ask(turns[-2]["content"])
         finally:
-            if len(self.turns) == count:
-                self.turns.append(turn)
+            if len(self.turns) < len(turns):
+                self.turns = turns
 
     def save(self, name: str) -> None:
         """Adds the chat to the JSONL file FILE, as a line that the objective Chat trains on."""
@@ -236,13 +239,13 @@ class Talk:
         need(bool(self.turns), "There is no answer yet; write a message.")
         path = Path(name).expanduser()
         try:
-            whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+            is_cut = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
             with path.open("a", encoding="utf-8") as file:
                 record = json.dumps({"messages": self.messages}, ensure_ascii=False)
-                file.write(f"{record}\n" if whole else f"\n{record}\n")
+                file.write(f"\n{record}\n" if is_cut else f"{record}\n")
         except OSError as error:
             raise explain(error, path) from None
-        print(f"{count_noun(len(self.turns), 'answer')} in {path}")
+        print(f"{count_noun(len(self.turns) // 2, 'answer')} in {path}")
 
     def why(self, address: str) -> None:
         """Opens the logit of the last token to what it was computed from, or the number at

@@ -259,7 +259,7 @@ async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
 
 
 def thinking(context: Context, prompt: Sequence[int]) -> str | None:
-    """How an answer may begin with thoughts: "open" in the prompt, "" by itself, None not at all."""
+    """Returns "open" where the prompt begins thoughts, "" where an answer may, else None."""
     template = context.served.template
     if template is None or THOUGHTS[1] not in template.source:
         return None
@@ -303,15 +303,16 @@ class ChatChoiceWriter(Choice):
         if has_tools or (thoughts is not None and self.body.grammar is None):
             form = call_format(template.source) if template and has_tools else None
             self.reader = AnswerReader(form, thoughts is not None, thoughts == "open")
+            self.marks = {mark for marks in self.reader.next.values() for mark in marks}
             self.is_plain = False
 
     def push(self, event: Event) -> tuple[str, list[ScoredToken], Finish | None]:
         """The new text, with marks that are special tokens, the tokens and the finish reason."""
         text, tokens, finish = super().push(event)
-        form = self.reader and self.reader.form
-        if form and event.token is not None and self.tokenizer.hides(event.token):
+        if self.reader is not None and event.token is not None:
             name = self.tokenizer.token(event.token)
-            text = name + text if name in (form.opening, form.closing) else text
+            if self.tokenizer.hides(event.token) and name in self.marks:
+                text = name + text
         return text, tokens, finish
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
@@ -350,7 +351,7 @@ class ChatChoiceWriter(Choice):
         }
 
     def _finish(self, finish: Finish | None) -> Finish | None:
-        """What the answer ends by: "tool_calls" where it called a tool."""
+        """The finish reason: "tool_calls" where a tool is called."""
         called = self.reader is not None and self.reader.calls and finish == "stop"
         return "tool_calls" if called else finish
 

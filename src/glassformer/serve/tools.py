@@ -22,7 +22,7 @@ TEXT = r"/(.|\n)*/"
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family writes calls: what stands around one or several, and the name of the arguments."""
+    """A family's form of calls: the marks around one or several, and the name of the arguments."""
 
     opening: str
     closing: str
@@ -91,68 +91,64 @@ def grammar(
 
 
 class AnswerReader:
-    """What a model writes, as deltas of a message. A call comes whole; one that is cut off or is no
-    call stays text."""
+    """Splits an answer into deltas of a message. A call comes in one delta; one that is cut off, or
+    is no call, stays text."""
 
     def __init__(self, form: CallFormat | None, thinks: bool, is_open: bool) -> None:
-        self.form, self.thinks = form, thinks
+        self.form = form or CallFormat("", "")
+        self.only_call = form is not None and not form.opening
         self.field = "reasoning_content" if is_open else "content"
+        self.next = {  # by field: the marks that end it, and the field behind each
+            "content": {self.form.opening: "tool_calls"},
+            "reasoning_content": {THOUGHTS[1]: "content"},
+            "tool_calls": {self.form.closing: "content"},
+        }
+        if thinks:
+            self.next["content"][THOUGHTS[0]] = "reasoning_content"
         self.pending = ""
         self.is_new = True  # no word of this field yet
         self.calls = 0
-
-    def _marks(self) -> dict[str, str]:
-        """What ends the present field, with the field that follows."""
-        if self.field == "reasoning_content":
-            return {THOUGHTS[1]: "content"}
-        if self.field == "tool_calls":
-            closing = self.form.closing if self.form else ""
-            return {closing: "content"} if closing else {}
-        opening = self.form.opening if self.form else ""
-        marks = {opening: "tool_calls"} if opening else {}
-        return marks | ({THOUGHTS[0]: "reasoning_content"} if self.thinks else {})
 
     def read(self, text: str, is_last: bool) -> list[JsonObject]:
         """The deltas that more text completes."""
         self.pending += text
         deltas = list[JsonObject]()
         while True:
-            whole = self.form is not None and not self.form.opening and self.calls == 0
-            if whole and self.is_new and self.pending.lstrip().startswith("{"):
-                self.field = "tool_calls" if self.field == "content" else self.field
-            marks = self._marks()
-            places = [(at, mark) for mark in marks if (at := self.pending.find(mark)) >= 0]
-            if not places:
+            is_object = self.is_new and self.pending.lstrip().startswith("{")
+            if self.only_call and is_object and self.field == "content":
+                self.field = "tool_calls"
+            marks = self.next[self.field]
+            places = [(self.pending.find(mark), mark) for mark in marks if mark]
+            at, mark = min((place for place in places if place[0] >= 0), default=(0, ""))
+            if not mark:
                 break
-            at, mark = min(places)
             deltas += self._emit(self.pending[:at])
             self.pending = self.pending[at + len(mark) :]
             self.field, self.is_new = marks[mark], True
-        sizes = (n for mark in marks for n in range(len(mark)) if self.pending.endswith(mark[:n]))
-        keep = 0 if is_last else max(sizes, default=0)
-        keep = len(self.pending) if self.field == "tool_calls" and not is_last else keep
-        ready, self.pending = (
-            self.pending[: len(self.pending) - keep],
-            self.pending[len(self.pending) - keep :],
-        )
+        size = len(self.pending)
+        if not is_last:  # a mark may have begun, and a call comes complete
+            cuts = (
+                n for mark in marks for n in range(len(mark)) if self.pending.endswith(mark[:n])
+            )
+            size -= size if self.field == "tool_calls" else max(cuts, default=0)
+        ready, self.pending = self.pending[:size], self.pending[size:]
         return deltas + self._emit(ready)
 
     def _emit(self, piece: str) -> list[JsonObject]:
         if self.field == "tool_calls":
             try:
-                value = json.loads(piece)
+                calls = json.loads(piece)
                 return [
-                    self._call(call) for call in (value if isinstance(value, list) else [value])
+                    self._call(call) for call in (calls if isinstance(calls, list) else [calls])
                 ]
             except (ValueError, LookupError, TypeError):
-                opening = self.form.opening if self.form else ""
-                return [{"content": opening + piece}] if piece.strip() else []
+                return [{"content": self.form.opening + piece}] if piece.strip() else []
         piece = piece.lstrip() if self.is_new else piece
         self.is_new = self.is_new and not piece
         return [{self.field: piece}] if piece else []
 
     def _call(self, call: Any) -> JsonObject:
-        arguments = call[self.form.arguments if self.form else ""]
+        arguments = call[self.form.arguments]
         text = (
             arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         )

@@ -56,9 +56,9 @@ class Distill(Chat):
             bool(self.teacher or self.logits), f"Distill learns from a teacher; name it: {fields}."
         )
         if self.teacher:
-            same = _teacher(self.teacher, "cpu")[1]
+            reads = _teacher(self.teacher, "cpu")[1]
             need(
-                same is not None and same.fingerprint == tokenizer.fingerprint,
+                reads is not None and reads.fingerprint == tokenizer.fingerprint,
                 f"The teacher {self.teacher} has another tokenizer than the student; both have to "
                 "read the same tokens.",
             )
@@ -111,37 +111,31 @@ class Distill(Chat):
         output, indices = forward(model, batch), batch.target_indices()
         hard = token_loss(model, output, batch.targets, smoothing, indices)
         states = output.hidden.flatten(0, 1)[indices]
-        sources: tuple[Tensor, ...]
-        head: Any = None
-        if batch.labels is None:
-            teacher = _teacher(self.teacher, str(states.device))[0]
-            with torch.no_grad():
-                sources = (forward(teacher, batch).hidden.flatten(0, 1)[indices],)
-            head = lambda x: teacher.head(x, teacher.embed)  # noqa: E731
-        else:
-            sources = self._rows(batch, indices)
+        is_saved = batch.labels is not None
+        teacher = None if is_saved else _teacher(self.teacher, str(states.device))[0]
+        with torch.no_grad():
+            values, ids = (
+                self._rows(batch, indices)
+                if teacher is None
+                else (forward(teacher, batch).hidden.flatten(0, 1)[indices], indices[:, None])
+            )
 
-        def divergence(states: Tensor, values: Tensor, ids: Tensor | None = None) -> Tensor:
-            with torch.no_grad():
-                values = values if head is None else head(values)
+        def divergence(states: Tensor, values: Tensor, ids: Tensor) -> Tensor:
             logits = model.head(states, model.embed)
-            if ids is None:  # a vocabulary may be rounded up
+            if teacher is not None:  # a vocabulary may be rounded up
+                values = teacher.head(values, teacher.embed).detach()
                 size = min(values.shape[-1], logits.shape[-1])
                 values, logits = values[:, :size], logits[:, :size]
             logs = (logits.float() / self.temperature).log_softmax(-1)
+            logs = logs.gather(1, ids) if teacher is None else logs
             goal = (values.float() / self.temperature).log_softmax(-1)
-            logs = logs if ids is None else logs.gather(1, ids)
             total: Tensor = (goal.exp() * (goal - logs)).sum()
             return total
 
         rows = max(1, ONE_SHOT // len(model.head.table(model.embed)))
-        pieces = zip(*(torch.split(x, rows) for x in (states, *sources)), strict=True)
+        pieces = zip(*(torch.split(x, rows) for x in (states, values, ids)), strict=True)
         soft = torch.stack([checkpoint(divergence, *x, use_reentrant=False) for x in pieces]).sum()
-        metrics = {
-            **hard.metrics,
-            "divergence": soft.detach() / hard.count,
-            "answers": hard.sum.detach() / hard.count,
-        }
+        metrics = {**hard.metrics, "divergence": soft.detach() / hard.count}
         total = self.alpha * self.temperature**2 * soft + (1 - self.alpha) * hard.sum
         return replace(hard, sum=total, tokens=tokens_in(batch), metrics=metrics)
 

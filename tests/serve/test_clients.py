@@ -127,7 +127,7 @@ def test_openai_errors_have_their_classes(client):
     assert result.value.code == "model_not_found" and result.value.param == "model"
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(**{**ASKED, "max_tokens": 999}, prompt="a")
-    with pytest.raises(openai.BadRequestError, match="tools"):
+    with pytest.raises(openai.BadRequestError, match="writes no calls of tools"):
         client.chat.completions.create(
             messages=TALK, tools=[{"type": "function", "function": {"name": "f"}}], **ASKED
         )

@@ -13,6 +13,7 @@ GROUPS = {
     },
     "use": {
         "generate": "Continue a text, token by token.",
+        "chat": "Talk with a model in the terminal, by its own chat template.",
         "translate": "Translate or summarise a source text by beam search.",
         "fill": "Fill the blanks of a text, written ___ or as the tokenizer's mask token.",
         "embed": "Embed each text as a vector; compare the texts.",

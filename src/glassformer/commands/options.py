@@ -78,10 +78,10 @@ class ModelOptions(DeviceOptions):
             note(f"{self.model} computes on {devices.title(device)} in {kind}.")
         return model, tokenizer
 
-    def load_with_tokenizer(self) -> tuple[Any, Any]:
+    def load_with_tokenizer(self, **options: Any) -> tuple[Any, Any]:
         """Returns the model and the tokenizer it needs to read text; UserError where it has
         none."""
-        model, tokenizer = self.load()
+        model, tokenizer = self.load(**options)
         if tokenizer is None:
             from ..formats import resolve
 

@@ -3,10 +3,11 @@ is."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 from typing_extensions import TypedDict
 
 from ..core.files import JsonObject
@@ -22,9 +23,14 @@ from .completions import (
     answer,
     engine_request,
 )
+from .engine import Event
 from .inspecting import Inspection
 from .schemas import Count, GenerationRequest, Logprobs, Name, RequestBody, example
 from .served_models import Context
+from .tools import THOUGHTS, AnswerReader, call_format, grammar
+
+# no special token can hide in it
+PlainName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
 class MessagePart(RequestBody):
@@ -43,26 +49,43 @@ class MessagePart(RequestBody):
         return self
 
 
+class CalledFunction(RequestBody):
+    """A function that an assistant called, with its arguments as a JSON text."""
+
+    name: PlainName
+    arguments: str = "{}"
+
+    @model_validator(mode="after")
+    def _object(self) -> Self:
+        try:
+            is_object = isinstance(json.loads(self.arguments), dict)
+        except ValueError:
+            is_object = False
+        if not is_object:
+            raise field_error("arguments of a tool call are a JSON object, written as a text.")
+        return self
+
+
+class ToolCall(RequestBody):
+    """A call in an assistant's message."""
+
+    id: Name = ""
+    index: int | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(RequestBody):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         str | Annotated[list[MessagePart], Field(min_length=1, max_length=MOST_MESSAGES)] | None
     ) = None
-    # no special token can hide in it
-    name: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, value: Any) -> Any:
-        if isinstance(value, dict) and (
-            value.get("role") in ("tool", "function") or value.get("tool_calls")
-        ):
-            raise field_error(
-                "messages of tools are not supported yet; send those of system, user and assistant."
-            )
-        return value
+    name: PlainName | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = Field([], max_length=MOST_MESSAGES)
+    tool_call_id: Name | None = None
 
     @model_validator(mode="after")
     def _content(self) -> Self:
@@ -70,18 +93,57 @@ class Message(RequestBody):
             raise field_error(
                 "content is missing; give a text, which only an assistant's message may lack."
             )
+        if self.tool_calls and self.role != "assistant":
+            raise field_error("tool_calls stand in an assistant's message alone.")
         return self
 
-    def to_template(self) -> dict[str, str]:
-        """The fields that templates read; the content as one text."""
+    def to_template(self) -> JsonObject:
+        """The fields that templates read; the content as one text, arguments as an object."""
         content = self.content or ""
         text = (
             content if isinstance(content, str) else "".join(piece.text or "" for piece in content)
         )
-        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
+        fields: JsonObject = {"role": self.role, "content": text}
+        for name in ("name", "reasoning_content", "tool_call_id"):
+            if value := getattr(self, name):
+                fields[name] = value
+        if self.tool_calls:
+            fields["tool_calls"] = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
+            for call in fields["tool_calls"]:
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        return fields
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+
+
+class Function(RequestBody):
+    """A function that the model may call; the arguments keep the schema, whatever ``strict`` says."""
+
+    name: PlainName
+    description: str | None = None
+    parameters: dict[str, JsonValue] = Field({"type": "object", "properties": {}})
+    strict: bool | None = None
+
+
+class Tool(RequestBody):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(RequestBody):
+    """The name of the function that has to be called."""
+
+    name: Name
+
+
+class ToolChoice(RequestBody):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
 
 
 class ChatRequest(GenerationRequest):
@@ -94,7 +156,9 @@ class ChatRequest(GenerationRequest):
     messages: Messages
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: list[Tool] = Field([], max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
+    parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: Logprobs | None = None
 
@@ -102,7 +166,19 @@ class ChatRequest(GenerationRequest):
     def _supported(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise field_error("top_logprobs needs logprobs: true; give both.")
+        if self.tool_choice not in ("none", "auto") and not self.callable_tools:
+            raise field_error("tool_choice names no tool of tools; give it there.")
+        if self.callable_tools and self.grammar is not None:
+            raise field_error("tools and a form of the answer exclude each other; give one.")
         return self
+
+    @property
+    def callable_tools(self) -> dict[str, Tool]:
+        """The tools that may be called, by name."""
+        choice = self.tool_choice
+        name = choice.function.name if isinstance(choice, ToolChoice) else None
+        tools = {tool.function.name: tool for tool in self.tools if choice != "none"}
+        return tools if name is None else {name: tools[name]} if name in tools else {}
 
 
 class TopLogprob(TypedDict):
@@ -129,8 +205,10 @@ class AnsweredMessage(TypedDict):
     """Message of the assistant."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[JsonObject]]
 
 
 class ChatChoice(TypedDict):
@@ -155,15 +233,43 @@ async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
     """Answer a conversation."""
     served = context.served
     context.require("completions", "chat")
-    prompt = await encode_messages(context, body.messages)
+    tools = body.callable_tools
+    offered = [tool.model_dump(exclude_none=True) for tool in body.tools] if tools else None
+    prompt = await encode_messages(context, body.messages, offered)
     max_new = body.max_completion_tokens or body.max_tokens
     served.check_context(prompt, 1 if max_new is None else max_new, "messages")
+    if tools:
+        assert served.template is not None
+        form = call_format(served.template.source)
+        message = (
+            f'The chat template of "{served.id}" writes no calls of tools in a format that is read '
+            "here (Hermes and Qwen, Llama 3, Mistral); leave out tools."
+        )
+        refuse(form is None, message, "tools")
+        assert form is not None
+        schemas = {name: tool.function.parameters for name, tool in tools.items()}
+        forced = body.tool_choice != "auto"
+        several = body.parallel_tool_calls and not isinstance(body.tool_choice, ToolChoice)
+        thoughts = thinking(context, prompt)
+        source = grammar(form, schemas, forced, several, thoughts, served.tokenizer)
+        body = body.model_copy(update={"guided_grammar": source})
     top = (body.top_logprobs or 0) if body.logprobs else None
     request = await engine_request(context, body, prompt, max_new, top)
     return await answer(context, body, ChatChoiceWriter, [request])
 
 
-async def encode_messages(context: Context, messages: Sequence[Message]) -> list[int]:
+def thinking(context: Context, prompt: Sequence[int]) -> str | None:
+    """Returns "open" where the prompt begins thoughts, "" where an answer may, else None."""
+    template = context.served.template
+    if template is None or THOUGHTS[1] not in template.source:
+        return None
+    ending = context.served.tokenizer.decode(prompt[-16:]).rstrip()
+    return "open" if ending.endswith(THOUGHTS[0]) else ""
+
+
+async def encode_messages(
+    context: Context, messages: Sequence[Message], tools: Sequence[JsonObject] | None = None
+) -> list[int]:
     """Renders messages with the chat template and returns their token ids."""
     served = context.served
     template = served.template
@@ -174,9 +280,9 @@ async def encode_messages(context: Context, messages: Sequence[Message]) -> list
     refuse(template is None, message, "model")
     assert template is not None
     rendered = [message.to_template() for message in messages]
-    texts = [message["content"] for message in rendered]
+    texts = [json.dumps(message, ensure_ascii=False) for message in [*rendered, *(tools or ())]]
     served.check_lengths(texts, "messages")
-    return await context.run(sum(map(len, texts)), template.tokens, rendered)
+    return await context.run(sum(map(len, texts)), template.tokens, rendered, True, tools)
 
 
 class ChatChoiceWriter(Choice):
@@ -190,6 +296,24 @@ class ChatChoiceWriter(Choice):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.top = self.body.top_logprobs or 0
+        self.reader: AnswerReader | None = None
+        template = self.context.served.template
+        has_tools = bool(self.body.callable_tools)
+        thoughts = thinking(self.context, self.handle.request.tokens)
+        if has_tools or (thoughts is not None and self.body.grammar is None):
+            form = call_format(template.source) if template and has_tools else None
+            self.reader = AnswerReader(form, thoughts is not None, thoughts == "open")
+            self.marks = {mark for marks in self.reader.next.values() for mark in marks}
+            self.is_plain = False
+
+    def push(self, event: Event) -> tuple[str, list[ScoredToken], Finish | None]:
+        """The new text, with marks that are special tokens, the tokens and the finish reason."""
+        text, tokens, finish = super().push(event)
+        if self.reader is not None and event.token is not None:
+            name = self.tokenizer.token(event.token)
+            if self.tokenizer.hides(event.token) and name in self.marks:
+                text = name + text
+        return text, tokens, finish
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
         if not self.body.logprobs:
@@ -210,25 +334,44 @@ class ChatChoiceWriter(Choice):
 
     def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None) -> JsonObject:
         """The whole message."""
+        message: JsonObject = {"role": "assistant", "content": text, "refusal": None}
+        if self.reader is not None:
+            message["content"] = ""
+            for delta in self.reader.read(text, is_last=True):
+                for name, piece in delta.items():
+                    message[name] = message[name] + piece if name in message else piece
+            for call in message.get("tool_calls", ()):
+                del call["index"]
+            message["content"] = message["content"] or (None if self.reader.calls else "")
         return {
             "index": self.number,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(tokens),
-            "finish_reason": finish,
+            "finish_reason": self._finish(finish),
         }
+
+    def _finish(self, finish: Finish | None) -> Finish | None:
+        """The finish reason: "tool_calls" where a tool is called."""
+        called = self.reader is not None and self.reader.calls and finish == "stop"
+        return "tool_calls" if called else finish
 
     def chunks(
         self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None
     ) -> list[JsonObject]:
-        """Deltas: first the role, then texts, at last the finish reason."""
+        """Deltas: first the role, then texts, thoughts and calls, at last the finish reason."""
         deltas = [] if self.is_open else [self._delta({"role": "assistant", "content": ""})]
         self.is_open = True
-        if text or (self.body.logprobs and tokens):
-            deltas.append(self._delta({"content": text}, logprobs=self._logprobs(tokens)))
+        pieces: list[JsonObject] = [{"content": text}] if text else []
+        if self.reader is not None:
+            pieces = self.reader.read(text, is_last=finish is not None)
+        if self.body.logprobs and tokens:
+            first, *pieces = pieces or [{"content": ""}]
+            deltas.append(self._delta(first, logprobs=self._logprobs(tokens)))
+        deltas += map(self._delta, pieces)
         if finish is not None:
-            deltas.append(self._delta({}, finish_reason=finish))
+            deltas.append(self._delta({}, finish_reason=self._finish(finish)))
         return deltas
 
-    def _delta(self, delta: dict[str, str], **fields: Any) -> JsonObject:
+    def _delta(self, delta: JsonObject, **fields: Any) -> JsonObject:
         empty = {"index": self.number, "delta": delta, "logprobs": None, "finish_reason": None}
         return empty | fields

@@ -35,7 +35,7 @@ from .inspecting import Inspection, Inspector, with_inspection
 from .schemas import CompletionRequest, GenerationRequest
 from .served_models import Context, check_ids
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 CHARACTERS_PER_TOKEN = 16  # that are encoded in the time in which a token is written
 
 
@@ -248,6 +248,7 @@ class Choice:
     is_slow = False  # the next chunk scores a whole prompt
     around: tuple[str, str] | None = None  # of the text, in a plain chunk's event
     top = 0  # candidates that are written beside each token
+    is_plain = True  # each piece of text is answered as it comes
 
     def __init__(
         self, context: Context, body: Any, handle: RequestHandle, number: int, index: int
@@ -419,7 +420,7 @@ async def _stream(
                 if choice.inspector and not choice.inspector.is_drained and not is_role:
                     await choice.inspect(json_choice)
                 yield format_event({**head, "choices": [json_choice], **usage})
-            if not choice.has_logprobs and choice.inspector is None:
+            if choice.is_plain and not choice.has_logprobs and choice.inspector is None:
                 plain = format_event({**head, "choices": choice.chunks("\0", (), None), **usage})
                 before, _, after = plain.decode().rpartition(to_json("\0"))
                 choice.around = before, after

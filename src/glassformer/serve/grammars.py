@@ -124,7 +124,7 @@ def _grammar(kind: str, source: Any) -> str:
         len(text) > MOST_SCHEMA,
         f"The JSON schema has {len(text)} characters; {MOST_SCHEMA} are read at most.",
     )
-    _check_schema(source, 0)
+    check_schema(source)
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=SPACES)
     except ValueError as error:
@@ -133,7 +133,7 @@ def _grammar(kind: str, source: Any) -> str:
         ) from None
 
 
-def _check_schema(schema: Any, depth: int) -> None:
+def check_schema(schema: Any, depth: int = 0) -> None:
     """Raises HttpError for schema keywords that llguidance would ignore: a schema is enforced in
     full or rejected."""
     refuse(
@@ -155,7 +155,7 @@ def _check_schema(schema: Any, depth: int) -> None:
             case _:
                 subschemas = [value] * (name in SCHEMA_KEYWORDS)
         for subschema in subschemas:
-            _check_schema(subschema, depth + 1)
+            check_schema(subschema, depth + 1)
 
 
 class _Vocabulary:

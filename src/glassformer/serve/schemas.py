@@ -58,7 +58,7 @@ NEUTRAL_VALUES: dict[str, Any] = {
 refused."""
 
 UNSUPPORTED = {
-    **dict.fromkeys(("functions", "tools"), "tools are not called yet; leave it out."),
+    "functions": "tools of /v1/chat/completions take their place.",
     **dict.fromkeys(
         ("chat_template", "chat_template_kwargs"),
         "the chat template is the model's own and no request can change it; leave it out.",

@@ -10,6 +10,7 @@ from ...core.config.objective import Objective as Objective
 from ...core.training.causal import Causal as Causal
 from .classify import Classify as Classify
 from .contrast import Contrast as Contrast
+from .distill import Distill as Distill
 from .masked import Masked as Masked
 from .preference import Preference as Preference
 from .prefix import Prefix as Prefix

@@ -1,0 +1,159 @@
+"""Calls of tools in the format of a model's chat template: the grammar that a call is held to, and what
+was written, read piece by piece as thoughts, text and calls.
+
+    text -> AnswerReader -> {"reasoning_content": ..} {"content": ..} {"tool_calls": [..]}
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.files import JsonObject
+from ..core.tokenizer import Tokenizer
+from . import grammars
+
+THOUGHTS = ("<think>", "</think>")
+TEXT = r"/(.|\n)*/"
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """A family's form of calls: the marks around one or several, and the name of the arguments."""
+
+    opening: str
+    closing: str
+    arguments: str = "arguments"
+    is_list: bool = False  # one opening for all
+
+    def rules(self, calls: Sequence[str], several: bool, mark: str) -> str:
+        """Rules of a grammar: ``calls``, and ``mixed``, which may be text alone. ``mark`` is the
+        opening in the grammar."""
+        call = f"({' | '.join(calls)})"
+        if not self.opening:  # the whole answer
+            return f"calls: {call}\nmixed: calls | /([^{{\\s](.|\\n)*)?/\n"
+        one, repeated = rf'"\n" {call} "\n{self.closing}"', rf'("\n" {mark} REST)*'
+        if self.is_list:
+            one, repeated = f'"[" {call} {f"""(", " {call})*""" if several else ""} "]"', ""
+        repeated = repeated.replace("REST", one) if several else ""
+        # the lazy suffix ends a text at the opening
+        is_text = mark.startswith('"')
+        before = f"before[suffix={mark}]: TEXT\n" if is_text else f"before: TEXT {mark}\n"
+        times = "*" if several and not self.is_list else "?"
+        mixed = f"mixed: (before {one}){times} TEXT\n"
+        return f"calls: {mark} {one} {repeated}\n{mixed}{before}TEXT: {TEXT}\n"
+
+
+FORMATS = {
+    "<tool_call>": CallFormat("<tool_call>", "</tool_call>"),
+    "[TOOL_CALLS]": CallFormat("[TOOL_CALLS]", "", is_list=True),
+    '"parameters":': CallFormat("", "", "parameters"),
+}
+"""Formats by what their templates say: Hermes and Qwen, Mistral, Llama 3."""
+OTHERS = ("<function=", "<arg_key>", "[ARGS]")
+"""Signs of formats that would be taken for one of these: Qwen3-Coder, GLM-4.5, later Mistral."""
+
+
+def call_format(template: str) -> CallFormat | None:
+    """The format in which a chat template writes calls; None for one that is not read here."""
+    known = (FORMATS[sign] for sign in FORMATS if sign in template)
+    return None if any(sign in template for sign in OTHERS) else next(known, None)
+
+
+def grammar(
+    form: CallFormat,
+    tools: Mapping[str, Any],
+    forced: bool,
+    several: bool,
+    thoughts: str | None,
+    tokenizer: Tokenizer,
+) -> str:
+    """The grammar of an answer: calls whose arguments keep the schemas in ``tools``, by name.
+    ``thoughts`` is "open" where the prompt begins them, "" where they may come, else None."""
+    rules = list[str]()
+    for number, (name, schema) in enumerate(tools.items()):
+        grammars.check_schema(schema)
+        head = json.dumps(f'{{"name": {json.dumps(name)}, "{form.arguments}": ')
+        body = json.dumps({**schema, "x-guidance": grammars.SPACES})
+        rules.append(f'call_{number}: {head} %json {body} "}}"\n')
+    calls = [f"call_{number}" for number in range(len(rules))]
+    special = tokenizer.specials.get(form.opening)
+    mark = json.dumps(form.opening) if special is None else f"<[{special}]>"
+    first = {None: "", "open": "thought ", "": '("<think>" thought)? '}[thoughts]
+    thought = "" if thoughts is None else f'thought[suffix="</think>"]: {TEXT}\nSPACE: /\\s*/\n'
+    # llguidance lets a space before a special token be the end
+    space = "SPACE " if first and special is None else ""
+    start = f"start: {first}{space}{'calls' if forced else 'mixed'}\n"
+    return start + form.rules(calls, several, mark) + thought + "".join(rules)
+
+
+class AnswerReader:
+    """Splits an answer into deltas of a message. A call comes in one delta; one that is cut off, or
+    is no call, stays text."""
+
+    def __init__(self, form: CallFormat | None, thinks: bool, is_open: bool) -> None:
+        self.form = form or CallFormat("", "")
+        self.only_call = form is not None and not form.opening
+        self.field = "reasoning_content" if is_open else "content"
+        self.next = {  # by field: the marks that end it, and the field behind each
+            "content": {self.form.opening: "tool_calls"},
+            "reasoning_content": {THOUGHTS[1]: "content"},
+            "tool_calls": {self.form.closing: "content"},
+        }
+        if thinks:
+            self.next["content"][THOUGHTS[0]] = "reasoning_content"
+        self.pending = ""
+        self.is_new = True  # no word of this field yet
+        self.calls = 0
+
+    def read(self, text: str, is_last: bool) -> list[JsonObject]:
+        """The deltas that more text completes."""
+        self.pending += text
+        deltas = list[JsonObject]()
+        while True:
+            is_object = self.is_new and self.pending.lstrip().startswith("{")
+            if self.only_call and is_object and self.field == "content":
+                self.field = "tool_calls"
+            marks = self.next[self.field]
+            places = [(self.pending.find(mark), mark) for mark in marks if mark]
+            at, mark = min((place for place in places if place[0] >= 0), default=(0, ""))
+            if not mark:
+                break
+            deltas += self._emit(self.pending[:at])
+            self.pending = self.pending[at + len(mark) :]
+            self.field, self.is_new = marks[mark], True
+        size = len(self.pending)
+        if not is_last:  # a mark may have begun, and a call comes complete
+            cuts = (
+                n for mark in marks for n in range(len(mark)) if self.pending.endswith(mark[:n])
+            )
+            size -= size if self.field == "tool_calls" else max(cuts, default=0)
+        ready, self.pending = self.pending[:size], self.pending[size:]
+        return deltas + self._emit(ready)
+
+    def _emit(self, piece: str) -> list[JsonObject]:
+        if self.field == "tool_calls":
+            try:
+                calls = json.loads(piece)
+                return [
+                    self._call(call) for call in (calls if isinstance(calls, list) else [calls])
+                ]
+            except (ValueError, LookupError, TypeError):
+                return [{"content": self.form.opening + piece}] if piece.strip() else []
+        piece = piece.lstrip() if self.is_new else piece
+        self.is_new = self.is_new and not piece
+        return [{self.field: piece}] if piece else []
+
+    def _call(self, call: Any) -> JsonObject:
+        arguments = call[self.form.arguments]
+        text = (
+            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        )
+        function = {"name": str(call["name"]), "arguments": text}
+        # nine letters and digits: Mistral's templates take no other
+        entry = {"index": self.calls, "id": uuid.uuid4().hex[:9], "type": "function"}
+        self.calls += 1
+        return {"tool_calls": [{**entry, "function": function}]}

@@ -1,0 +1,140 @@
+"""Distillation: the loss written out by torch's own kl_div, from a teacher and from its saved logits;
+runs that go on bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import tiny
+from folders import snapshot
+from glassformer import runs
+from glassformer.core.nn import build_model
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats import store
+from glassformer.runs import launch, run_file
+from glassformer.tasks.encoded import encode
+from glassformer.tasks.example_batches import ExampleBatches
+from glassformer.tasks.examples import read_examples
+from glassformer.tasks.objectives import Chat, Distill
+from mistakes import mistake
+
+ROWS = [
+    {"prompt": "the cat", "completion": "sat on the mat"},
+    {"prompt": "the dog sat on", "completion": "the log"},
+    {"prompt": "a", "completion": "b c d"},
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A teacher and its student with one tokenizer, and conversations."""
+    path = tmp_path_factory.mktemp("distill")
+    texts = ["the cat sat on the mat and the dog sat on the log a b c d"] * 4
+    tokenizer = train_tokenizer("bpe", texts, 300, Chat.specials)
+    Chat().prepare_tokenizer(tokenizer)
+    embed = dataclasses.replace(tiny.DECODERS["llama"].embed, vocab=tokenizer.size)
+    cfg = dataclasses.replace(tiny.DECODERS["llama"], embed=embed, context=128)
+    for name, seed in (("teacher", 1), ("student", 2)):
+        store.save(build_model(cfg, seed=seed), path / name, tokenizer)
+    (path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS * 4))
+    return path
+
+
+def batch_of(objective, home):
+    """A packed batch of all conversations, in an order of its own."""
+    model, tokenizer = store.load(home / "student")
+    table = read_examples(str(home / "chat.jsonl"), objective)
+    encoded = encode(table, tokenizer, objective, model.config, 128)
+    return model, next(ExampleBatches(encoded, 2, 128, seed=5))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize(("temperature", "alpha"), [(2.0, 0.3), (1.0, 1.0)])
+def test_the_loss_is_that_of_kl_div(saved, temperature, alpha, home, tmp_path):
+    teacher, _ = store.load(home / "teacher")
+    more = {"logits": str(tmp_path / "l.npz"), "top": 7} if saved else {}
+    settings = {"teacher": str(home / "teacher"), "temperature": temperature, "alpha": alpha}
+    model, batch = batch_of(Distill(**settings, **more), home)
+    if saved:  # the file is enough
+        settings["teacher"] = ""
+        model, batch = batch_of(Distill(**settings, **more), home)
+    loss = Distill(**settings, **more).loss(model, batch)
+    at = batch.targets >= 0
+    q, p = (
+        x(batch.tokens, pos=batch.pos, document_ids=batch.document_ids).logits[at].double()
+        for x in (model, teacher)
+    )
+    hard = F.cross_entropy(q, batch.targets[at], reduction="sum")
+    logs = (q / temperature).log_softmax(-1)
+    if saved:
+        best = p.topk(7)
+        p, logs = best.values, logs.gather(1, best.indices)
+    goal = (p / temperature).log_softmax(-1)
+    soft = F.kl_div(logs, goal, reduction="sum", log_target=True)
+    expected = alpha * temperature**2 * soft + (1 - alpha) * hard
+    assert_close(loss.sum.double() / int(at.sum()), expected / at.sum(), atol=1e-5, rtol=1e-5)
+    assert_close(loss.metrics["divergence"].double(), soft / at.sum(), atol=1e-5, rtol=1e-5)
+    assert int(loss.count) == int(at.sum())
+    (mine,) = torch.autograd.grad(loss.sum, model.embed.token.weight)
+    assert mine.abs().max() > 0
+
+
+def test_a_student_that_is_its_teacher_diverges_by_nothing(home):
+    objective = Distill(teacher=str(home / "student"), alpha=1.0)
+    model, batch = batch_of(objective, home)
+    assert objective.loss(model, batch).sum.item() == pytest.approx(0, abs=1e-4)
+
+
+def test_what_is_refused_says_so(home, tmp_path):
+    with mistake("Distill learns from a teacher; name it"):
+        batch_of(Distill(), home)
+    with mistake("another tokenizer than the student"):
+        batch_of(Distill(teacher="tiny"), home)
+    with mistake("has no logits of", "teacher"):
+        batch_of(Distill(logits=str(tmp_path / "none.npz")), home)
+    (tmp_path / "bad.npz").write_text("x")
+    with mistake("is no file of saved logits"):
+        batch_of(Distill(logits=str(tmp_path / "bad.npz")), home)
+
+
+SIZES = {
+    "steps": 4,
+    "batch": 2,
+    "context": 64,
+    "evaluate_every": 2,
+    "save_every": 2,
+    "tensorboard": False,
+    "dtype": "float32",
+    "data.type": "Examples",
+}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"train.tune": '{type = "LoRA", rank = 2}', "train.objective.logits": "l.npz"}],
+    ids=["full", "lora, saved"],
+)
+def test_a_resumed_run_is_the_undisturbed_one(more, home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    more = {**more, "from": str(home / "student"), "data.train": str(home / "chat.jsonl")}
+    more |= {"objective": "Distill", "train.objective.teacher": str(home / "teacher")}
+    settings = run_file.read_run(None, {**SIZES, **more})
+    runs.run(settings, tmp_path / "whole")
+    first = launch.Log.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            launch.Log,
+            "__call__",
+            lambda self, step: first(self, step) or (step.index == 3 and 1 / 0),
+        )
+        with pytest.raises(ZeroDivisionError):
+            runs.run(settings, tmp_path / "cut")
+    runs.run(settings, tmp_path / "cut", resume=True)
+    whole, cut = (snapshot(tmp_path / name / "step-000004") for name in ("whole", "cut"))
+    assert {**whole, "state.json": b""} == {**cut, "state.json": b""}

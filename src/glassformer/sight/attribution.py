@@ -28,8 +28,10 @@ from .reading import as_edit_list
 from .recorded import record
 from .recording.causes import Cause
 from .recording.module_trace import ModuleTrace
+from .recording.trace import Trace
 from .streams import TokenLabel, answer_kind, fp64
 
+TABLES = r"embed\.(token|position|segment|lag\.\d+)"
 KINDS = {"attn.z": "head", "cross.z": "cross head", "ffn.hidden": "mlp"}
 KINDS |= {"ffn.shared.hidden": "shared expert", "ffn.down_bias": "bias", "attn.write": "mixer"}
 
@@ -158,41 +160,38 @@ def _label(component: Contribution) -> str:
     return f"{block}{component.kind}" + ("" if component.index is None else f" {component.index}")
 
 
-def attribute(
+@dataclass(frozen=True)
+class Question:
+    """A logit or a label's number of a recorded pass, less another where ``less`` is an address."""
+
+    run: ModuleTrace
+    target: str
+    less: str | None
+    token: int
+    piece: TokenLabel
+    against: int | None
+    against_piece: TokenLabel | None
+    position: int | None  # None of a label
+
+    @property
+    def ids(self) -> list[int]:
+        """The token or label, and the one that is taken off it."""
+        return [self.token] if self.against is None else [self.token, self.against]
+
+
+def ask(
     model: nn.Module,
     tokenizer: Any,
     text: Text,
-    *,
-    source: Text | None = None,
-    token: str | int | None = None,
-    against: str | int | None = None,
-    position: int | None = None,
+    source: Text | None,
+    words: tuple[str | int | None, str | int | None],
+    position: int | None,
     of: Literal["logit", "label"] | None = None,
     edits: Edits = (),
-) -> Attribution:
-    """Splits a logit into what each head, MLP, expert, embedding and bias added to it.
-
-    Args:
-        model: A model of ours or of transformers, or any module that takes ids.
-        tokenizer: The tokenizer that came with it.
-        text: A text, or token ids.
-        source: What an encoder-decoder's encoder reads.
-        token: The token whose logit is split, or a label's number; None is the likeliest.
-        against: Split the difference to the logit of this one.
-        position: The position asked; None is an encoder's only mask token, else the last.
-        of: "logit", or "label" for a classifier; None follows from the model.
-        edits: Changes to the run. What an edit did to the stream itself is a part of its own.
-
-    Returns:
-        The parts, which add up to the logit; printing them shows a table.
-
-    Raises:
-        UserError: The model has no such answer or no residual stream, or its blocks and norms are
-            no sums.
-
-    Example:
-        >>> print(glassformer.attribute(model, tokenizer, "Once upon a"))
-    """
+) -> Question:
+    """Records a pass and finds the address of the logit that ``words`` name, and of the one that is
+    taken off it."""
+    token, against = words
     is_ours, name = isinstance(model, Model), ""
     if isinstance(model, Model):
         # before the cap
@@ -229,26 +228,67 @@ def attribute(
     def number(word: int) -> str:
         return f"{name}[0,{word}]" if place is None else f"{name}[0,{place},{word}]"
 
-    at = ":" if place is None else str(place)
-    writers = _writers(run, at) if is_ours else run.structure.writers(at)
     less = None if rival is None else number(rival)
-    causes = run.attribute(number(chosen), writers, less)
+    return Question(run, number(chosen), less, chosen, piece, rival, rival_piece, place)
+
+
+def attribute(
+    model: nn.Module,
+    tokenizer: Any,
+    text: Text,
+    *,
+    source: Text | None = None,
+    token: str | int | None = None,
+    against: str | int | None = None,
+    position: int | None = None,
+    of: Literal["logit", "label"] | None = None,
+    edits: Edits = (),
+) -> Attribution:
+    """Splits a logit into what each head, MLP, expert, embedding and bias added to it.
+
+    Args:
+        model: A model of ours or of transformers, or any module that takes ids.
+        tokenizer: The tokenizer that came with it.
+        text: A text, or token ids.
+        source: What an encoder-decoder's encoder reads.
+        token: The token whose logit is split, or a label's number; None is the likeliest.
+        against: Split the difference to the logit of this one.
+        position: The position asked; None is an encoder's only mask token, else the last.
+        of: "logit", or "label" for a classifier; None follows from the model.
+        edits: Changes to the run. What an edit did to the stream itself is a part of its own.
+
+    Returns:
+        The parts, which add up to the logit; printing them shows a table.
+
+    Raises:
+        UserError: The model has no such answer or no residual stream, or its blocks and norms are
+            no sums.
+
+    Example:
+        >>> print(glassformer.attribute(model, tokenizer, "Once upon a"))
+    """
+    question = ask(model, tokenizer, text, source, (token, against), position, of, edits)
+    is_ours, run, place = isinstance(model, Model), question.run, question.position
+    rival = question.against
+    at = ":" if place is None else str(place)
+    writers = writers_of(run, at)
+    causes = run.attribute(question.target, writers, question.less)
     sums: dict[tuple[Any, ...], list[float]] = {}
     for cause in causes.causes:
         key = (_named if is_ours else _foreign_named)(cause, run, at)
         sums.setdefault(key, []).append(cause.value)
     notes, capped = causes.notes, None
-    if not of_labels and is_ours and cast(Any, model.head).softcap is not None:
+    if place is not None and is_ours and cast(Any, model.head).softcap is not None:
         notes.append("The head caps its logits: parts are of the logit before the cap.")
         capped_logits = run["logits"][0, place]
-        capped = float(capped_logits[chosen]) - (
+        capped = float(capped_logits[question.token]) - (
             0.0 if rival is None else float(capped_logits[rival])
         )
     return Attribution(
-        chosen,
-        piece,
+        question.token,
+        question.piece,
         rival,
-        rival_piece,
+        question.against_piece,
         place,
         [
             Contribution(kind, address, math.fsum(values), block, index)
@@ -263,12 +303,14 @@ def attribute(
     )
 
 
-def _writers(run: ModuleTrace, place: str) -> list[str]:
-    """The addresses of all heads, MLPs, experts and tables of a stack of ours, at one position or
-    all."""
+def writers_of(run: ModuleTrace, place: str, stacks: str = "") -> list[str]:
+    """The addresses of all heads, MLPs, experts and tables that write to the stream at one position
+    or all; of a model of ours in ``stacks``, a pattern (that of the answer)."""
+    if not isinstance(run, Trace):
+        return run.structure.writers(place)
     model: Any = run.module
-    body = model.config.main_body
-    form = re.compile(rf"{body}\.blocks\.\d+\.(.+)|embed\.(token|position|segment|lag\.\d+)")
+    body = stacks or model.config.main_body
+    form = re.compile(rf"{body}\.blocks\.\d+\.(.+)|{'(?:source_)?' * bool(stacks)}{TABLES}")
     names, writers = {**run.aliases, **run.values}, []
     for name, value in names.items():
         match = form.fullmatch(name)

@@ -10,10 +10,13 @@ The carrying is done by the recorded operations, made linear (linearised.py): no
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -118,7 +121,8 @@ class _Carried:
     """Gradients carried back from a number, and the causes met on the way."""
 
     def __init__(self, trace: Caused, chosen: Sequence[str], ordinary: bool = False) -> None:
-        self.linearised = Linearised(trace.operations, ordinary)
+        self.linearised = copy.copy(trace.ordinary if ordinary else trace.linearised)
+        self.linearised.fixed = Counter()
         self.operations = trace.operations
         self.gradients: dict[Value, Tensor] = {}
         self.chosen: dict[Value, list[tuple[str, Index]]] = {}
@@ -302,6 +306,16 @@ class Caused(ABC):
     operations: list[Operation]
     values: dict[str, Value]
     aliases: dict[str, Value]
+
+    @functools.cached_property
+    def linearised(self) -> Linearised:
+        """The pass made linear around its values."""
+        return Linearised(self.operations)
+
+    @functools.cached_property
+    def ordinary(self) -> Linearised:
+        """The pass with PyTorch's own gradients."""
+        return Linearised(self.operations, ordinary=True)
 
     @abstractmethod
     def value(self, name: str) -> Value:

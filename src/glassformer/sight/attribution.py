@@ -174,6 +174,13 @@ class Question:
     position: int | None  # None of a label
 
     @property
+    def answer(self) -> str:
+        """The logit in words."""
+        less = "" if self.against_piece is None else f" less that of {self.against_piece.display}"
+        place = "" if self.position is None else f" at position {self.position}"
+        return f"logit of {self.piece.display}{less}{place}"
+
+    @property
     def ids(self) -> list[int]:
         """The token or label, and the one that is taken off it."""
         return [self.token] if self.against is None else [self.token, self.against]

@@ -143,32 +143,32 @@ class Circuit(Shown):
         return ("writer", "reader", "value"), rows
 
     def _table(self, *_: Any) -> TableFigure:
-        rows: list[tuple[str, str, float | None]] = []
-        self._branch(rows, self.nodes[0], self.nodes[0].value, 0, set())
-        return TableFigure("", ("node", "what it is", "adds"), rows, (0, 1), "+.4f")
+        rows: list[Sequence[Any]] = []
+        self._branch(rows, self.nodes[0], None, 0, set())
+        return TableFigure("", ("node", "what it is", "adds", "in all"), rows, (0, 1), "+.4f")
 
     def _branch(
-        self, rows: list[Any], node: CircuitNode, adds: float, depth: int, shown: set[str]
+        self, rows: list[Any], node: CircuitNode, adds: float | None, depth: int, shown: set[str]
     ) -> None:
         """A node below its reader, and below it what writes to it; only once."""
-        again = node.address in shown and bool(self.into(node.address))
+        edges, indent = self.into(node.address), "  " * depth
+        again = node.address in shown and bool(edges)
         text = f"{node.text} (above)" if again else node.text
-        rows.append((f"{'  ' * depth}{node.address}", text, adds))
+        rows.append((indent + node.address, text, adds, node.value if edges else None))
         if again:
             return
         shown.add(node.address)
         bound = self.least * abs(self.nodes[0].value)
         small = [node.outside]
-        for edge in self.into(node.address):
+        for edge in edges:
             if abs(edge.value) >= bound or self._is_largest(edge):
                 self._branch(rows, self[edge.writer], edge.value, depth + 1, shown)
             else:
                 small.append(edge.value)
-        if any(small) and self.into(node.address):
-            rows.append((f"{'  ' * (depth + 1)}..", "", math.fsum(small)))
+        if any(small) and edges:
+            rows.append((f"{indent}  ..", "", math.fsum(small), None))
         if node.looks:
-            look = self[node.looks]
-            self._branch(rows, look, look.value, depth + 1, shown)
+            self._branch(rows, self[node.looks], None, depth + 1, shown)
 
     def _is_largest(self, edge: CircuitEdge) -> bool:
         """True for the way by which a node reaches the answer most."""
@@ -368,9 +368,9 @@ class _Flow:
                 self._open(site, site.by_node(self.gradients[site.address]))
         leaves: dict[str, float] = defaultdict(float)
         for address, value in (pair for x in self.writers.values() for pair in x.items()):
-            leaves[address] += value * (address not in self.rows)
+            leaves[address] += value
         for address, value in leaves.items():
-            if self.keeps(address, value):
+            if address not in self.rows and self.keeps(address, value):
                 self.nodes[address] = "bias", value
 
     def members(self) -> dict[str, list[Places]]:
@@ -465,21 +465,30 @@ class _Flow:
             index = int(run[f"{site.address.removesuffix('hidden')}chosen[{at},{place[1]}]"])
         text = f"{kind} {word}" if kind in TABLES else f"{kind} at {word}"
         if kind == "scores":
-            pattern = self.looks[site].pattern[place]
-            key = int(pattern.argmax())
-            words = self.source_of(address)
-            text = f"looks at {key}:{words[key]}, {pattern[key]:.2f}"
+            text = self._looks_at(site, place)
         elif index is not None:
             text = f"{kind} {index} at {word}"
         looks = self.looking.get(address)
         return CircuitNode(address, kind, text, value, outside, site.block, index, at, looks)
 
-    def source_of(self, scores: str) -> list[str]:
-        """The words that the keys of scores stand for."""
-        run = self.run
-        return (
-            (".cross." in scores or scores.startswith("encoder.")) and run.source_words
-        ) or run.words
+    def _looks_at(self, site: Site, place: Places) -> str:
+        """The key that a head weighs most, and what its place is to the query's."""
+        run, (_, at) = self.run, place
+        pattern = self.looks[site].pattern[place]
+        key = int(pattern.argmax())
+        other = "cross" in site.kind
+        words = run.source_words if other or site.address.startswith("encoder.") else run.words
+        text = f"looks at {key}:{(words or run.words)[key]}, {float(pattern[key]):.2f}"
+        if other or key == at:
+            return text
+        ids = (run.tokens if words is run.words or run.source is None else run.source)[0].tolist()
+        if key == at - 1:
+            role = "the previous token"
+        elif key and ids[key - 1] == ids[at] and key - 1 != at:
+            role = "induction"
+        else:
+            role = "a duplicate" if ids[key] == ids[at] else ""
+        return f"{text}{role and ': '}{role}"
 
 
 # ------------------------------------------------------------------------------------ faithfulness
@@ -664,7 +673,7 @@ def circuit(
     runs = _Held(question, held, _fill(question, held, another))
     if greedy:
         chosen = _prune(runs, flow, bound)
-        flow = _Flow(question, sites, chosen.__contains__, SMALL * bound)
+        flow = _Flow(question, sites, lambda name, _: name in chosen, SMALL * bound)
     members = flow.members()
     reached = {
         site.address: site.by_node(slopes[site.address]).any(-1)

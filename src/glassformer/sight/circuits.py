@@ -178,12 +178,12 @@ class Circuit(Shown):
     def _measured(self) -> TableFigure:
         run, rows = self.faithfulness, []
         for name, answer in (("the model", run.model), (f"{run.nodes} nodes alone", run.circuit)):
-            rows.append((name, answer, f"{run.share(answer):.0%}"))
+            rows.append((name, answer, f"{run.share(answer):z.0%}"))
         if run.random:
             mean, most = float(np.mean(run.random)), max(run.random, key=run.share)
             count = f"{len(run.random)} random circuits of {run.nodes} nodes"
-            rows.append((f"{count}, mean", mean, f"{run.share(mean):.0%}"))
-            rows.append((f"{count}, best", most, f"{run.share(most):.0%}"))
+            rows.append((f"{count}, mean", mean, f"{run.share(mean):z.0%}"))
+            rows.append((f"{count}, best", most, f"{run.share(most):z.0%}"))
         rows.append(("nothing", run.nothing, "0%"))
         heading = (f"all else held at {run.held_at}", "answer", "kept")
         return TableFigure("", heading, rows, (0,), "+.4f")

@@ -83,11 +83,13 @@ class CircuitEdge:
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """The answer where everything outside of a circuit is held: by the whole ``model``, by the
-    ``circuit``, by ``random`` circuits of as many nodes of each kind, and by ``nothing``."""
+    """The answer of the ``model``; where everything outside of a ``circuit`` is held, of ``random``
+    circuits of as many nodes of each kind, of ``nothing``; and where the circuit alone is held,
+    ``without``."""
 
     model: float
     circuit: float
+    without: float
     random: list[float]
     nothing: float
     nodes: int
@@ -176,16 +178,15 @@ class Circuit(Shown):
         return abs(edge.value) == max(rivals)
 
     def _measured(self) -> TableFigure:
-        run, rows = self.faithfulness, []
-        for name, answer in (("the model", run.model), (f"{run.nodes} nodes alone", run.circuit)):
-            rows.append((name, answer, f"{run.share(answer):z.0%}"))
+        run = self.faithfulness
+        answers = {"the model": run.model, f"{run.nodes} nodes alone": run.circuit}
         if run.random:
-            mean, most = float(np.mean(run.random)), max(run.random, key=run.share)
             count = f"{len(run.random)} random circuits of {run.nodes} nodes"
-            rows.append((f"{count}, mean", mean, f"{run.share(mean):z.0%}"))
-            rows.append((f"{count}, best", most, f"{run.share(most):z.0%}"))
-        rows.append(("nothing", run.nothing, "0%"))
-        heading = (f"all else held at {run.held_at}", "answer", "kept")
+            answers[f"{count}, mean"] = float(np.mean(run.random))
+            answers[f"{count}, best"] = max(run.random, key=run.share)
+        answers |= {"no node": run.nothing, f"all but these {run.nodes} nodes": run.without}
+        rows = [(name, answer, f"{run.share(answer):z.0%}") for name, answer in answers.items()]
+        heading = (f"what is left out is held at {run.held_at}", "answer", "kept")
         return TableFigure("", heading, rows, (0,), "+.4f")
 
     def lines(self) -> list[str]:
@@ -682,8 +683,9 @@ def circuit(
     }
     draw = torch.Generator().manual_seed(seed)
     random = [_draw(members, reached, held, draw) for _ in range(draws)]
-    everything = {site.address: [*np.ndindex(site.nodes)] for site in held}
-    full, alone, nothing, *others = runs.answers([everything, members, {}, *random])
+    every = {site.address: {*np.ndindex(site.nodes)} for site in held}
+    others = {name: places.difference(members.get(name, ())) for name, places in every.items()}
+    full, alone, without, nothing, *drawn = runs.answers([every, members, others, {}, *random])
     count = sum(map(len, members.values()))
     held_at = "their mean" if corrupted is None else "the corrupted text's values"
-    return flow.result(least, Faithfulness(full, alone, others, nothing, count, held_at))
+    return flow.result(least, Faithfulness(full, alone, without, drawn, nothing, count, held_at))

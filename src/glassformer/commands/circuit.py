@@ -41,6 +41,7 @@ def run(
     json: nodes, edges and every measured answer as JSON
     """
     from ..sight import circuit
+    from ..sight.circuits import NOTE
 
     model, tokenizer = options.load_with_tokenizer()
     options.note_untrained()
@@ -59,4 +60,4 @@ def run(
         draws=draws,
         seed=seed,
     )
-    return CommandOutput(result.to_dict, result.lines, result.notes)
+    return CommandOutput(result.to_dict, result.lines, [NOTE])

@@ -180,10 +180,9 @@ class Question:
         place = "" if self.position is None else f" at position {self.position}"
         return f"logit of {self.piece.display}{less}{place}"
 
-    @property
-    def ids(self) -> list[int]:
-        """The token or label, and the one that is taken off it."""
-        return [self.token] if self.against is None else [self.token, self.against]
+    def number(self, run: ModuleTrace) -> float:
+        """The answer in a pass."""
+        return float(run[self.target]) - (0.0 if self.less is None else float(run[self.less]))
 
 
 def ask(

@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,8 +28,6 @@ from torch import Tensor, nn
 
 from ..core.errors import need
 from ..core.files import JsonObject
-from ..core.nn import Tape
-from ..core.nn.model import inference
 from .attribution import KINDS, Question, ask, writers_of
 from .figures.charts import Chart, Prose, TableFigure
 from .figures.shown import Records, Shown
@@ -39,15 +37,18 @@ from .recording.causes import Causes
 from .recording.linearised import inner, numbers
 from .recording.module_trace import ModuleTrace
 from .recording.operations import Value
-from .recording.rules import CASTS, MOVES, behind, read
+from .recording.rules import CASTS, MOVES, behind
 from .recording.trace import Trace
 
 STACKS = "(?:encoder|decoder)"
 TABLES = {"token", "position", "segment", "lag", "embedding", "bias"}
-"""Kinds of nodes that nothing writes to; a run with a circuit alone leaves them as they are."""
+"""Kinds of nodes that nothing writes to; a run of a circuit alone leaves them as they are."""
 POINTS = 64  # of Gauss and Legendre, between even weights and the pattern
-TOKENS = 2048  # computed at once: runs times their tokens
 SMALL = 0.01  # of the least node: edges below it are summed
+NOTE = (
+    "Softmax weights, the scales of norms and the gates of activations are fixed at their values. Of "
+    "a product of two values, as a query and a key, half is each one's."
+)
 Places: TypeAlias = tuple[int, ...]
 
 
@@ -56,20 +57,19 @@ class CircuitNode:
     """What one head, MLP, expert, neuron, token or bias adds to the answer through the nodes that
     read it.
 
-    ``outside`` is the part of it that comes from what is not in the circuit; edges are the rest.
-    ``kind`` is answer, head, scores, mlp, ..; ``text`` says what it is; ``looks`` is the node of a
-    head's scores.
+    ``kind`` is answer, head, scores, mlp, ..; ``text`` says what it is. ``sum`` is that of all edges
+    into it, from nodes of the circuit or not; None where nothing writes to it. ``head`` is the node
+    of the head that scores belong to.
     """
 
     address: str
     kind: str
     text: str
     value: float
-    outside: float
+    sum: float | None = None
     block: int | None = None
-    index: int | None = None
     position: int | None = None
-    looks: str | None = None
+    head: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,15 @@ class CircuitEdge:
 @dataclass(frozen=True)
 class Faithfulness:
     """The answer of the ``model``; where everything outside of a ``circuit`` is held, of ``random``
-    circuits of as many nodes of each kind, of ``nothing``; and where the circuit alone is held,
-    ``without``."""
+    circuits of as many nodes, of ``nothing``; and where the circuit alone is held, ``without``."""
 
+    nodes: int
+    held_at: str
     model: float
     circuit: float
     without: float
-    random: list[float]
     nothing: float
-    nodes: int
-    held_at: str
+    random: list[float]
 
     def share(self, answer: float) -> float:
         """An answer on the way from that of nothing, 0, to the model's own, 1."""
@@ -102,11 +101,10 @@ class Faithfulness:
 
 @dataclass(frozen=True, repr=False)
 class Circuit(Shown):
-    """The nodes of a circuit, the answer first and then each before what it reads, and the edges
-    between them.
+    """The nodes of a circuit, the answer first and each before what it reads, and the edges between
+    them.
 
-    ``least`` is the share of the answer that every node adds or takes at least; ``difference`` the
-    largest between a node and the sum of the edges into it: rounding.
+    ``least`` is the share of the answer that every node adds or takes at least.
     """
 
     answer: str
@@ -114,9 +112,7 @@ class Circuit(Shown):
     nodes: list[CircuitNode]
     edges: list[CircuitEdge]
     least: float
-    difference: float
     faithfulness: Faithfulness
-    notes: list[str] = field(default_factory=list)
 
     def __getitem__(self, address: str) -> CircuitNode:
         nodes = {node.address: node for node in self.nodes}
@@ -127,6 +123,11 @@ class Circuit(Shown):
     def title(self) -> str:
         return f"Circuit of the {self.answer}"
 
+    @property
+    def difference(self) -> float:
+        """The largest between a node and the sum of the edges into it: rounding."""
+        return max(abs(node.sum - node.value) for node in self.nodes if node.sum is not None)
+
     def into(self, address: str) -> list[CircuitEdge]:
         """The edges into a node, the largest first."""
         edges = (edge for edge in self.edges if edge.reader == address)
@@ -136,54 +137,47 @@ class Circuit(Shown):
         """The circuit as a tree, how faithful it is, and what is fixed."""
         yield self._table()
         yield self._measured()
-        yield Prose(self.notes)
+        yield Prose([NOTE])
 
     def records(self) -> Records:
-        """A row for each edge, and one for what each node has from outside."""
-        rows: list[Sequence[Any]] = [tuple(vars(edge).values()) for edge in self.edges]
-        rows += [("outside", node.address, node.outside) for node in self.nodes if node.outside]
-        return ("writer", "reader", "value"), rows
+        """A row for each edge."""
+        rows = (tuple(vars(edge).values()) for edge in self.edges)
+        return tuple(CircuitEdge.__dataclass_fields__), rows
 
     def _table(self, *_: Any) -> TableFigure:
-        rows: list[Sequence[Any]] = []
-        self._branch(rows, self.nodes[0], None, 0, set())
+        rows = self._branch(self.nodes[0], None, "", set())
         return TableFigure("", ("node", "what it is", "adds", "in all"), rows, (0, 1), "+.4f")
 
     def _branch(
-        self, rows: list[Any], node: CircuitNode, adds: float | None, depth: int, shown: set[str]
-    ) -> None:
+        self, node: CircuitNode, adds: float | None, indent: str, shown: set[str]
+    ) -> Iterator[Sequence[Any]]:
         """A node below its reader, and below it what writes to it; only once."""
-        edges, indent = self.into(node.address), "  " * depth
-        again = node.address in shown and bool(edges)
-        text = f"{node.text} (above)" if again else node.text
-        rows.append((indent + node.address, text, adds, node.value if edges else None))
+        edges = self.into(node.address)
+        again = " (above)" if edges and node.address in shown else ""
+        yield indent + node.address, node.text + again, adds, node.value if edges else None
         if again:
             return
         shown.add(node.address)
         bound = self.least * abs(self.nodes[0].value)
-        small = [node.outside]
+        others = node.sum or 0.0
         for edge in edges:
-            if abs(edge.value) >= bound or self._is_largest(edge):
-                self._branch(rows, self[edge.writer], edge.value, depth + 1, shown)
-            else:
-                small.append(edge.value)
-        if any(small) and edges:
-            rows.append((f"{indent}  ..", "", math.fsum(small), None))
-        if node.looks:
-            self._branch(rows, self[node.looks], None, depth + 1, shown)
-
-    def _is_largest(self, edge: CircuitEdge) -> bool:
-        """True for the way by which a node reaches the answer most."""
-        rivals = (abs(other.value) for other in self.edges if other.writer == edge.writer)
-        return abs(edge.value) == max(rivals)
+            ways = (abs(x.value) for x in self.edges if x.writer == edge.writer)
+            if abs(edge.value) >= min(bound, max(ways)):
+                others -= edge.value
+                yield from self._branch(self[edge.writer], edge.value, f"{indent}  ", shown)
+        if edges:
+            yield f"{indent}  ..", "", others, None
+        for look in self.nodes:
+            if look.head == node.address:
+                yield from self._branch(look, None, f"{indent}  ", shown)
 
     def _measured(self) -> TableFigure:
         run = self.faithfulness
         answers = {"the model": run.model, f"{run.nodes} nodes alone": run.circuit}
         if run.random:
-            count = f"{len(run.random)} random circuits of {run.nodes} nodes"
-            answers[f"{count}, mean"] = float(np.mean(run.random))
-            answers[f"{count}, best"] = max(run.random, key=run.share)
+            name = f"{len(run.random)} random circuits of {run.nodes} nodes"
+            answers[f"{name}, mean"] = float(np.mean(run.random))
+            answers[f"{name}, best"] = max(run.random, key=run.share)
         answers |= {"no node": run.nothing, f"all but these {run.nodes} nodes": run.without}
         rows = [(name, answer, f"{run.share(answer):z.0%}") for name, answer in answers.items()]
         heading = (f"what is left out is held at {run.held_at}", "answer", "kept")
@@ -195,11 +189,11 @@ class Circuit(Shown):
 
     def to_dict(self) -> JsonObject:
         run = self.faithfulness
-        shares = {"share": run.share(run.circuit), "random_shares": [*map(run.share, run.random)]}
-        return {**super().to_dict(), "faithfulness": {**vars(run), **shares}}
+        shares = {name: run.share(getattr(run, name)) for name in ("circuit", "without")}
+        return {**super().to_dict(), "shares": shares, "difference": self.difference}
 
     def __str__(self) -> str:
-        return "\n".join([*self.notes, *self.lines()])
+        return "\n".join([NOTE, *self.lines()])
 
 
 # ------------------------------------------------------------------------------------------- nodes
@@ -216,15 +210,9 @@ class Site:
     address: str
     value: Value
     kind: str
-    block: int | None
     numbers: Tensor
     rows: int
     lead: str
-
-    @property
-    def is_held(self) -> bool:
-        """True for what a run with a circuit alone changes."""
-        return self.kind not in TABLES
 
     @property
     def nodes(self) -> Places:
@@ -232,74 +220,56 @@ class Site:
         return tuple(self.numbers.shape[: self.rows])
 
     @property
-    def token_side(self) -> int:
-        return int("head" in self.kind)
+    def block(self) -> int | None:
+        block = re.search(r"\.(\d+)(\.|$)", self.address)
+        return int(block[1]) if block else None
 
-    def name(self, place: Places) -> str:
-        return f"{self.address}[{self.lead}{','.join(map(str, place))}]"
+    def name(self, place: Places, address: str = "") -> str:
+        """The address of a row."""
+        return f"{address or self.address}[{self.lead}{','.join(map(str, place))}]"
 
-    def by_node(self, x: Tensor) -> Tensor:
-        """Numbers of the value's shape (nodes.., all others)."""
-        return x.reshape(*self.nodes, -1)
+    def added(self, gradient: Tensor) -> Tensor:
+        """What each row adds along a gradient (nodes..)."""
+        return (
+            (gradient.reshape(self.numbers.shape) * self.numbers).reshape(*self.nodes, -1).sum(-1)
+        )
 
 
 def _sites(run: ModuleTrace, neurons: bool) -> list[Site]:
     """All that nodes are rows of, the latest of the pass first."""
+    addresses = writers_of(run, ":", STACKS)
+    if not isinstance(run, Trace):
+        tables = (op.outputs[0] for op in run.operations if op.name == "embedding")
+        addresses += [f"{x.address}[0,:]" for x in tables if len(x.shape) == 3 == 2 + x.shape[0]]
     order = {x: at for at, op in enumerate(run.operations) for x in op.outputs}
     sites = []
-    for address in writers_of(run, ":", STACKS):
+    for address in addresses:
         name, _, inside = address.rstrip("]").partition("[")
-        value, sides = run.value(name), inside.split(",")
-        kind, block = _kind(run, name)
-        if neurons and kind == "write":
-            value = _hidden(value)
-            name, kind = value.address, "mlp"
-        lead = "0," * (sides[0] == "0")
-        rows = len(sides) - bool(lead)
-        if neurons and kind in ("mlp", "shared expert"):
-            rows += 1
-        x = numbers(value)
-        x = x[0] if lead or value.batch else x
-        sites.append(Site(name, value, kind, block, x, rows, lead))
-    if not isinstance(run, Trace):
-        for value in (op.outputs[0] for op in run.operations if op.name == "embedding"):
-            if len(value.shape) == 3 and value.shape[0] == 1:
-                x = numbers(value)[0]
-                sites.append(Site(value.address, value, "embedding", None, x, 1, "0,"))
+        value, kind = run.value(name), _kind(run, name)
+        lead = "0," * inside.startswith("0,")
+        x = numbers(value)[0] if lead or value.batch else numbers(value)
+        rows = inside.removeprefix("0,").count(",") + 1
+        rows += neurons and kind in ("mlp", "shared expert")
+        sites.append(Site(name, value, kind, x, rows, lead))
     return sorted(sites, key=lambda site: -order.get(site.value, -1))
 
 
-def _kind(run: ModuleTrace, path: str) -> tuple[str, int | None]:
-    """What the rows of a value are, and their block."""
-    block = re.search(r"\.(\d+)(?:\.|$)", path)
-    number = int(block[1]) if block else None
-    if not isinstance(run, Trace):
-        is_head = any(path == x.mixed.address for x in run.structure.attentions)
-        return ("head" if is_head else "write"), number
+def _kind(run: ModuleTrace, path: str) -> str:
     if match := re.match(r"\w+\.blocks\.\d+\.(.+)", path):
-        return KINDS[match[1]], number
-    return path.split(".")[1], None
-
-
-def _hidden(write: Value) -> Value:
-    """The neurons of an MLP that is not ours: what its last matrix reads."""
-    *_, last = behind(write, MOVES | CASTS)
-    operation = last.operation
-    if operation is None or operation.name not in ("linear", "addmm", "conv1d"):
-        return write
-    hidden = operation.inputs[operation.name == "addmm"]
-    shapes = (x for x in behind(hidden, MOVES | CASTS) if len(x.shape) == len(write.shape))
-    return next(shapes, write)
-
-
-# ------------------------------------------------------------------------------- where a head looks
+        return KINDS.get(match[1], "write")
+    if isinstance(run, Trace):
+        return path.split(".")[1]
+    operation = run.value(path).operation
+    is_head = any(path == x.mixed.address for x in run.structure.attentions)
+    is_table = operation is not None and operation.name == "embedding"
+    return "head" if is_head else "embedding" if is_table else "write"
 
 
 class _Look(NamedTuple):
     """An attention: ``scores`` (H, T, S or more), ``pattern`` (H, T, S) and ``values`` (H, S, D)."""
 
     address: str
-    numbers: Tensor
+    scores: Tensor
     pattern: Tensor
     values: Tensor
 
@@ -311,309 +281,206 @@ class _Look(NamedTuple):
         bound = 1e-4 * float(pattern @ worth.abs())
         if abs(float(pattern @ worth) - inner(z, gradient)) > bound:
             return None
-        scores = self.numbers[place]
+        scores = self.scores[place]
         worth = nn.functional.pad(worth, (0, len(scores) - len(worth)))  # a sink is worth nothing
         points, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(POINTS))
         path = ((points[:, None] + 1) / 2 * scores).softmax(-1)  # (points, S)
-        change = path * (worth - path @ worth[:, None])
-        return weights / 2 @ change
+        direction: Tensor = weights / 2 @ (path * (worth - path @ worth[:, None]))
+        return direction
 
 
-def _looks(run: ModuleTrace, sites: Iterable[Site]) -> dict[Site, _Look]:
-    looks = {}
-    attentions = run.structure.attentions
-    for site in sites:
-        origins = [*behind(site.value, MOVES | CASTS)]
-        for attention in attentions:
-            if attention.mixed not in origins or len(site.nodes) != 2:
-                continue
-            softmax = [*behind(attention.pattern, CASTS)][-1].operation
-            assert softmax is not None
-            scores = softmax.inputs[0]
-            pattern, x = attention.weights()[0].double(), numbers(scores)
-            values = read(attention.values).double()
-            values = values.reshape(-1, *values.shape[-2:])
-            x = x.reshape(-1, *x.shape[-2:])
-            fits = x.shape[:2] == site.nodes == pattern.shape[:2]
-            if fits and len(pattern) % len(values) == 0:
-                values = values.repeat_interleave(len(pattern) // len(values), 0)
-                looks[site] = _Look(scores.address, x, pattern, values)
-    return looks
+def _look(run: ModuleTrace, site: Site) -> _Look | None:
+    """The attention whose heads are the rows of a site."""
+    origins = [*behind(site.value, MOVES | CASTS)]
+    for attention in run.structure.attentions if site.rows == 2 else ():
+        *_, softmax = behind(attention.pattern, CASTS)
+        if attention.mixed not in origins or softmax.operation is None:
+            continue
+        scores, pattern = softmax.operation.inputs[0], attention.weights()[0].double()
+        x, values = (x.reshape(-1, *x.shape[-2:]) for x in map(numbers, (scores, attention.values)))
+        if x.shape[:2] == site.nodes == pattern.shape[:2]:
+            values = values.repeat_interleave(len(pattern) // len(values), 0)
+            return _Look(scores.address, x, pattern, values)
+    return None
 
 
 # -------------------------------------------------------------------------------------------- edges
-
-
-Keeps: TypeAlias = Callable[[str, float], bool]
 
 
 class _Flow:
     """Follows an answer back, from the last node to the first; ``keeps`` chooses nodes by their
     address and value, and what is below ``small`` is not looked at."""
 
-    def __init__(self, question: Question, sites: list[Site], keeps: Keeps, small: float) -> None:
-        self.question, self.run, self.keeps, self.small = question, question.run, keeps, small
+    def __init__(
+        self,
+        question: Question,
+        sites: Sequence[Site],
+        keeps: Callable[[str, float], bool],
+        small: float,
+    ) -> None:
+        self.run, self.keeps, self.small = question.run, keeps, small
         self.sites = {site.address: site for site in sites}
-        self.looks = _looks(self.run, sites)
         self.gradients: dict[str, Tensor] = {}
-        self.rows: dict[str, tuple[Site, Places]] = {}  # of a site, by address
-        self.nodes: dict[str, tuple[str, float]] = {}  # kind, value
-        self.causes: dict[str, Causes] = {}  # of the nodes that read others
-        self.writers: dict[str, dict[str, float]] = {}
-        self.looking: dict[str, str] = {}  # a head's node -> that of its scores
-        self.fixed: dict[str, dict[str, None]] = {}  # sentences and functions
+        self.rows: dict[str, tuple[Site, Places]] = {}
+        self.nodes: dict[str, CircuitNode] = {}
+        self.edges: list[CircuitEdge] = []
         causes = self.run.attribute(question.target, [*self.sites], question.less)
-        self._read(causes.target, "answer", causes)
+        self._read(causes, causes.target, "answer", question.answer)
         for site in sites:
             if site.address in self.gradients:
-                self._open(site, site.by_node(self.gradients[site.address]))
-        leaves: dict[str, float] = defaultdict(float)
-        for address, value in (pair for x in self.writers.values() for pair in x.items()):
-            leaves[address] += value
-        for address, value in leaves.items():
-            if address not in self.rows and self.keeps(address, value):
-                self.nodes[address] = "bias", value
+                self._open(site, self.gradients[site.address])
+        leaves = Counter[str]()
+        for edge in self.edges:
+            leaves[edge.writer] += edge.value  # type: ignore[assignment]
+        for name, value in leaves.items():
+            if name not in self.rows and self.keeps(name, value):
+                self.nodes[name] = CircuitNode(name, "bias", "bias", value)
 
-    def members(self) -> dict[str, list[Places]]:
-        """The nodes whose rows a run may hold, by site."""
-        members: dict[str, list[Places]] = defaultdict(list)
-        for address, (kind, _) in self.nodes.items():
-            if address in self.rows and kind not in {*TABLES, "scores"}:
-                site, place = self.rows[address]
-                members[site.address].append(place)
-        return members
-
-    def _read(self, reader: str, kind: str, causes: Causes) -> None:
-        """Adds a node with the edges into it."""
-        self.nodes[reader], self.causes[reader] = (kind, causes.value), causes
-        writers = self.writers[reader] = defaultdict(float)
-        for cause in causes.causes:
-            if cause.kind != "chosen":
-                writers[cause.address] += cause.value
+    def _read(self, causes: Causes, name: str, *facts: Any, **more: Any) -> None:
+        """Adds a node and the edges into it."""
+        kind, text = facts
+        self.nodes[name] = CircuitNode(name, kind, text, causes.value, causes.sum, **more)
+        writers = [(x.address, x.value) for x in causes.causes if x.kind != "chosen"]
         for address, gradient in causes.gradients.items():
-            site, before = self.sites[address], self.gradients.get(address)
+            before = self.gradients.get(address)
             self.gradients[address] = gradient if before is None else before + gradient
-            for name, _, value in self._above(site, site.by_node(gradient)):
-                writers[name] = value
-        for note in causes.notes:
-            sentence, _, functions = note.partition(": ")
-            if names := re.findall(r"(\w+) \(\d+\)", functions):
-                self.fixed.setdefault(sentence, {}).update(dict.fromkeys(names))
+            writers += self._rows(self.sites[address], gradient)
+        self.edges += [CircuitEdge(writer, name, value) for writer, value in writers]
 
-    def _above(self, site: Site, gradient: Tensor) -> Iterator[tuple[str, Places, float]]:
+    def _rows(self, site: Site, gradient: Tensor) -> Iterator[tuple[str, float]]:
         """The rows of a site that add or take more than ``small`` along a gradient."""
-        sums = (gradient * site.by_node(site.numbers)).sum(-1)
-        for place in map(tuple, (sums.abs() > self.small).nonzero().tolist()):
+        added = site.added(gradient)
+        for place in map(tuple, (added.abs() > self.small).nonzero().tolist()):
             name = site.name(place)
             self.rows[name] = site, place
-            yield name, place, float(sums[place])
+            yield name, float(added[place])
 
     def _open(self, site: Site, gradient: Tensor) -> None:
         """The nodes of a site, whose readers are all known, and what writes to them."""
-        for name, place, value in [*self._above(site, gradient)]:
+        look = _look(self.run, site)
+        for name, value in [*self._rows(site, gradient)]:
             if not self.keeps(name, value):
                 continue
-            self.nodes[name] = site.kind, value
-            if site.kind not in TABLES:
-                direction = gradient[place].reshape(site.numbers[place].shape)
-                self._read(name, site.kind, self.run.edges(name, [*self.sites], direction))
-                self._look(name, site, place, direction)
+            _, place = self.rows[name]
+            at = place["head" in site.kind]
+            text, more = _text(self.run, site, place), {"block": site.block, "position": at}
+            if site.kind in TABLES:
+                self.nodes[name] = CircuitNode(name, site.kind, text, value, None, **more)
+                continue
+            slope = gradient.reshape(site.numbers.shape)[place]
+            self._read(self.run.edges(name, [*self.sites], slope), name, site.kind, text, **more)
+            direction = look and look.direction(place, site.numbers[place], slope)
+            if look is None or direction is None:
+                continue
+            scores = site.name(place, look.address)
+            if self.keeps(scores, inner(direction, look.scores[place])):
+                text = _looks_at(self.run, site, at, look.pattern[place])
+                causes = self.run.edges(scores, [*self.sites], direction)
+                self._read(causes, scores, "scores", text, **more, head=name)
 
-    def _look(self, head: str, site: Site, place: Places, gradient: Tensor) -> None:
-        """The node of a head's scores."""
-        look = self.looks.get(site)
-        direction = look and look.direction(place, site.numbers[place], gradient)
-        if look is None or direction is None:
-            return
-        name = f"{look.address}[{site.lead}{','.join(map(str, place))}]"
-        if self.keeps(name, inner(direction, look.numbers[place])):
-            self.rows[name], self.looking[head] = (site, place), name
-            self._read(name, "scores", self.run.edges(name, [*self.sites], direction))
+    def members(self) -> dict[str, list[Places]]:
+        """The nodes that a run may hold, by site."""
+        members: dict[str, list[Places]] = defaultdict(list)
+        for site, place in (self.rows[name] for name in self.nodes if name in self.rows):
+            members[site.address].append(place)
+        return members
 
-    # -------------------------------------------------------------------------------- as a result
 
-    def result(self, least: float, faithfulness: Faithfulness) -> Circuit:
-        edges = [
-            CircuitEdge(writer, reader, value)
-            for reader, writers in self.writers.items()
-            for writer, value in writers.items()
-            if writer in self.nodes and value
-        ]
-        inside: dict[str, list[float]] = defaultdict(list)
-        for edge in edges:
-            inside[edge.reader].append(edge.value)
-        outside = {
-            address: causes.sum - math.fsum(inside[address])
-            for address, causes in self.causes.items()
-        }
-        nodes = [self._node(address, outside.get(address, 0.0)) for address in self.nodes]
-        notes = [f"{sentence}: {', '.join(names)}." for sentence, names in self.fixed.items()]
-        difference = max(causes.difference for causes in self.causes.values())
-        answer = self.question.answer
-        return Circuit(answer, self.run.words, nodes, edges, least, difference, faithfulness, notes)
+def _words(run: ModuleTrace, of_source: bool) -> list[str]:
+    return (of_source and run.source_words) or run.words
 
-    def _node(self, address: str, outside: float) -> CircuitNode:
-        kind, value = self.nodes[address]
-        if address not in self.rows:
-            text = self.question.answer if kind == "answer" else kind
-            return CircuitNode(address, kind, text, value, outside)
-        site, place = self.rows[address]
-        run, at = self.run, place[site.token_side]
-        is_source = re.match(r"encoder\.|source_", address) and run.source_words
-        word = f"{at}:{(is_source or run.words)[at]}"
-        index = place[1 - site.token_side] if len(place) > 1 else None
-        if kind == "expert":
-            index = int(run[f"{site.address.removesuffix('hidden')}chosen[{at},{place[1]}]"])
-        text = f"{kind} {word}" if kind in TABLES else f"{kind} at {word}"
-        if kind == "scores":
-            text = self._looks_at(site, place)
-        elif index is not None:
-            text = f"{kind} {index} at {word}"
-        looks = self.looking.get(address)
-        return CircuitNode(address, kind, text, value, outside, site.block, index, at, looks)
 
-    def _looks_at(self, site: Site, place: Places) -> str:
-        """The key that a head weighs most, and what its place is to the query's."""
-        run, (_, at) = self.run, place
-        pattern = self.looks[site].pattern[place]
-        key = int(pattern.argmax())
-        other = "cross" in site.kind
-        words = run.source_words if other or site.address.startswith("encoder.") else run.words
-        text = f"looks at {key}:{(words or run.words)[key]}, {float(pattern[key]):.2f}"
-        if other or key == at:
-            return text
-        ids = (run.tokens if words is run.words or run.source is None else run.source)[0].tolist()
-        if key == at - 1:
-            role = "the previous token"
-        elif key and ids[key - 1] == ids[at] and key - 1 != at:
-            role = "induction"
-        else:
-            role = "a duplicate" if ids[key] == ids[at] else ""
-        return f"{text}{role and ': '}{role}"
+def _text(run: ModuleTrace, site: Site, place: Places) -> str:
+    """What a row is: ``head 3 at 12:b``, ``token 4:n``."""
+    side = int("head" in site.kind)
+    at, others = place[side], [*place[:side], *place[side + 1 :]]
+    if site.kind == "expert":
+        chosen = f"{site.address.removesuffix('hidden')}chosen[{at},{others[0]}]"
+        others[0] = int(run[chosen])
+    is_source = site.address.startswith(("encoder.", "source_"))
+    word = f"{at}:{_words(run, is_source)[at]}" if site.kind != "bias" else str(at)
+    between = () if site.kind in TABLES else ("at",)
+    return " ".join([site.kind, *map(str, others), *between, word])
+
+
+def _looks_at(run: ModuleTrace, site: Site, at: int, pattern: Tensor) -> str:
+    """The key that a head weighs most, and what its place is to the query's."""
+    key, of_self = int(pattern.argmax()), site.kind == "head"
+    words = _words(run, not of_self or site.address.startswith("encoder."))
+    text = f"looks at {key}:{words[key]}, {float(pattern[key]):.2f}"
+    if of_self and key == at - 1:
+        return f"{text}: the previous token"
+    is_induction = of_self and 0 < key < at and words[key - 1] == words[at]
+    return f"{text}: induction" if is_induction else text
 
 
 # ------------------------------------------------------------------------------------ faithfulness
-
 
 Members: TypeAlias = Mapping[str, Collection[Places]]
 """Nodes that are rows of a site, by its address."""
 
 
 class _Held:
-    """Runs of a model in which the rows of its sites are held at ``fill``, but for a circuit's."""
+    """Runs of a model in which the rows of sites are held, but for a circuit's: at what they are in
+    another pass, or at their mean over the tokens."""
 
-    def __init__(self, question: Question, sites: list[Site], fill: Mapping[str, Tensor]) -> None:
-        self.question, self.sites, self.fill = question, sites, fill
+    def __init__(self, question: Question, sites: list[Site], another: ModuleTrace | None) -> None:
+        self.question, self.fill = question, {}
+        for site in sites:
+            x = site.numbers.mean(int("head" in site.kind), keepdim=True)
+            if another is not None:
+                x = numbers(another.value(site.address))
+                need(
+                    x.numel() == site.numbers.numel(),
+                    f"The texts have {question.run.tokens.shape[1]} and {another.tokens.shape[1]} "
+                    "tokens; give equally many; glassformer tokens shows them.",
+                )
+                x = x.reshape(site.numbers.shape)
+            self.fill[site] = x
 
-    def answers(self, circuits: Sequence[Members]) -> list[float]:
-        """The answer by each circuit alone."""
+    def answer(self, circuit: Members) -> float:
+        """The answer by a circuit alone."""
         run = self.question.run
-        if not isinstance(run, Trace):
-            return [self._foreign(run, circuit) for circuit in circuits]
-        count = max(1, TOKENS // run.tokens.shape[1])
-        groups = (circuits[low : low + count] for low in range(0, len(circuits), count))
-        return [answer for group in groups for answer in self._own(run, group)]
+        edits = {site.address: self._edit(site, circuit) for site in self.fill}
+        if isinstance(run, Trace):
+            hooks = {path: lambda _, x, f=edit: f(x) for path, edit in edits.items()}
+            inputs = (run.model, run.tokenizer, run.tokens, run.source)
+            held: ModuleTrace = Trace(*inputs, {**run.edits, **hooks})
+        else:
+            held = run.edit(edits)
+        return self.question.number(held)
 
-    def _edit(self, site: Site, circuits: Sequence[Members]) -> Callable[[Tensor], Tensor]:
-        """Puts the fill in the place of all rows that are no nodes of the circuits, one a text."""
+    def _edit(self, site: Site, circuit: Members) -> Callable[[Tensor], Tensor]:
         sides = [1] * (site.numbers.ndim - site.rows)
-        kept = torch.zeros(len(circuits), *site.nodes, *sides, dtype=torch.bool)
-        for mask, circuit in zip(kept, circuits, strict=True):
-            for place in circuit.get(site.address, ()):
-                mask[place] = True
+        kept = torch.zeros(*site.nodes, *sides, dtype=torch.bool)
+        for place in circuit.get(site.address, ()):
+            kept[place] = True
 
         def edit(x: Tensor) -> Tensor:
-            rows = x.reshape(len(circuits), *site.numbers.shape)
-            held = torch.where(kept.to(x.device), rows, self.fill[site.address].to(x))
-            return held.reshape(x.shape)
+            rows, fill = x.reshape(site.numbers.shape), self.fill[site].to(x)
+            return torch.where(kept.to(x.device), rows, fill).reshape(x.shape)
 
         return edit
-
-    def _own(self, run: Trace, circuits: Sequence[Members]) -> list[float]:
-        edits = dict(run.edits)
-        for site in self.sites:
-            edit = self._edit(site, circuits)
-            edits[site.address] = lambda _, x, edit=edit: edit(x)
-        place = self.question.position
-        logits: Any = "none" if place is None else torch.tensor([place], device=run.tokens.device)
-        inputs = [ids.expand(len(circuits), -1) for ids in run.args]
-        with inference(run.model):
-            output = run.model(*inputs, tape=Tape(edits=edits), logits=logits)
-        if place is None:
-            return self._differences(output.pooled)
-        head: Any = run.model.head
-        scores, cap = output.logits[:, 0].double(), head.softcap
-        return self._differences(cap * torch.atanh(scores / cap) if cap else scores)
-
-    def _foreign(self, run: ModuleTrace, circuit: Members) -> float:
-        edits = {site.address: self._edit(site, [circuit]) for site in self.sites}
-        answer = run.edit(edits).outputs[run.structure.name]
-        place = self.question.position
-        return self._differences(answer if place is None else answer[:, place])[0]
-
-    def _differences(self, scores: Tensor) -> list[float]:
-        chosen = scores[:, self.question.ids].double()
-        differences: list[float] = (chosen[:, 0] - chosen[:, 1:].sum(-1)).tolist()
-        return differences
-
-
-def _fill(question: Question, sites: list[Site], another: ModuleTrace | None) -> dict[str, Tensor]:
-    """What the rows of each site are held at: their mean over the tokens, or what they are in
-    another pass."""
-    fill = {}
-    for site in sites:
-        x = site.numbers
-        if another is None:
-            fill[site.address] = x.mean(site.token_side, keepdim=True).expand_as(x)
-            continue
-        value = another.value(site.address)
-        need(
-            value.shape == site.value.shape,
-            f"The texts have {question.run.tokens.shape[1]} and {another.tokens.shape[1]} tokens; "
-            "give equally many; glassformer tokens shows them.",
-        )
-        fill[site.address] = numbers(value).reshape(x.shape)
-    return fill
 
 
 def _prune(runs: _Held, flow: _Flow, bound: float) -> set[str]:
     """The addresses of the nodes without which the circuit's answer changes by more than a bound; the
     smallest are tried first."""
-    members = flow.members()
-    (whole,) = runs.answers([members])
-    chosen = set(flow.nodes)
-    held = [(abs(value), name) for name, (_, value) in flow.nodes.items() if name in flow.rows]
-    for _, name in sorted(held):
-        site, place = flow.rows[name]
-        if place not in members.get(site.address, ()) or flow.nodes[name][0] == "scores":
-            continue
-        others = [x for x in members[site.address] if x != place]
-        trial = {**members, site.address: others}
-        (answer,) = runs.answers([trial])
-        if abs(answer - whole) < bound:
-            members = trial
-            chosen -= {name, flow.looking.get(name, name)}
-    return chosen
+    members, names = flow.members(), set(flow.nodes)
+    whole = runs.answer(members)
+    for node in sorted(flow.nodes.values(), key=lambda node: abs(node.value)):
+        site, place = flow.rows.get(node.address, (None, ()))
+        if site in runs.fill:
+            trial = {**members, site.address: [x for x in members[site.address] if x != place]}
+            if abs(runs.answer(trial) - whole) < bound:
+                members = trial
+                names -= {
+                    x.address for x in flow.nodes.values() if node.address in (x.head, x.address)
+                }
+    return names
 
 
-def _draw(
-    members: Members, reached: Mapping[str, Tensor], sites: list[Site], draw: torch.Generator
-) -> Members:
-    """As many nodes of each kind, of those that the answer depends on at all."""
-    kinds = Counter[str]()
-    pools: dict[str, list[tuple[str, Places]]] = defaultdict(list)
-    for site in sites:
-        kinds[site.kind] += len(members.get(site.address, ()))
-        places = reached[site.address].nonzero().tolist() if site.address in reached else ()
-        pools[site.kind] += [(site.address, tuple(place)) for place in places]
-    drawn: dict[str, list[Places]] = defaultdict(list)
-    for kind, pool in pools.items():
-        for at in torch.randperm(len(pool), generator=draw)[: kinds[kind]].tolist():
-            drawn[pool[at][0]].append(pool[at][1])
-    return drawn
-
-
-# ------------------------------------------------------------------------------------ the circuit
+# ------------------------------------------------------------------------------------- the circuit
 
 
 def circuit(
@@ -671,21 +538,29 @@ def circuit(
     bound = least * abs(whole)
     flow = _Flow(question, sites, lambda _, value: abs(value) >= bound, SMALL * bound)
     another = None if corrupted is None else record(model, tokenizer, corrupted, source)
-    runs = _Held(question, held, _fill(question, held, another))
+    runs = _Held(question, held, another)
     if greedy:
-        chosen = _prune(runs, flow, bound)
-        flow = _Flow(question, sites, lambda name, _: name in chosen, SMALL * bound)
-    members = flow.members()
-    reached = {
-        site.address: site.by_node(slopes[site.address]).any(-1)
+        names = _prune(runs, flow, bound)
+        flow = _Flow(question, sites, lambda name, _: name in names, SMALL * bound)
+    members = {site.address: set(flow.members().get(site.address, ())) for site in held}
+    every = {site.address: {*np.ndindex(site.nodes)} for site in held}
+    # the rows that the answer depends on at all
+    pool = [
+        (site.address, tuple(place))
         for site in held
         if site.address in slopes
-    }
-    draw = torch.Generator().manual_seed(seed)
-    random = [_draw(members, reached, held, draw) for _ in range(draws)]
-    every = {site.address: {*np.ndindex(site.nodes)} for site in held}
-    others = {name: places.difference(members.get(name, ())) for name, places in every.items()}
-    full, alone, without, nothing, *drawn = runs.answers([every, members, others, {}, *random])
-    count = sum(map(len, members.values()))
+        for place in slopes[site.address].reshape(*site.nodes, -1).any(-1).nonzero().tolist()
+    ]
+    count, draw = sum(map(len, members.values())), torch.Generator().manual_seed(seed)
+    random = []
+    for _ in range(draws):
+        drawn: dict[str, list[Places]] = defaultdict(list)
+        for at in torch.randperm(len(pool), generator=draw)[:count].tolist():
+            drawn[pool[at][0]].append(pool[at][1])
+        random.append(runs.answer(drawn))
+    others = {address: every[address] - places for address, places in members.items()}
+    answers = [runs.answer(circuit) for circuit in (every, members, others, {})]
     held_at = "their mean" if corrupted is None else "the corrupted text's values"
-    return flow.result(least, Faithfulness(full, alone, without, drawn, nothing, count, held_at))
+    edges = [edge for edge in flow.edges if edge.writer in flow.nodes]
+    faithfulness = Faithfulness(count, held_at, *answers, random)
+    return Circuit(question.answer, run.words, [*flow.nodes.values()], edges, least, faithfulness)

@@ -209,14 +209,10 @@ class ModuleTrace(Caused):
     def largest(self, address: str) -> str:
         """The address of the number at an address that is largest in size."""
         value, index = self.parse(address)
-        x = self.numbers(value, index).double().abs().nan_to_num(posinf=0)
-        inside = iter(torch.unravel_index(x.argmax(), x.shape))
-        places = [*index, *[slice(None)] * (len(value.shape) - len(index))]
-        numbers = [
-            at if isinstance(at, int) else range(*at.indices(size))[int(next(inside))]
-            for at, size in zip(places, value.shape, strict=True)
-        ]
-        return f"{value.address}[{','.join(map(str, numbers[value.batch :]))}]"
+        sizes = torch.full(value.shape, -1.0, dtype=torch.float64)
+        sizes[index] = self[address].double().abs().nan_to_num(posinf=0).cpu()
+        places = map(int, torch.unravel_index(sizes.argmax(), value.shape))
+        return f"{value.address}[{','.join(map(str, [*places][value.batch :]))}]"
 
     def why(self, address: str, up: int = 0) -> Iterator[Explanation]:
         """``explain``, then ``up`` steps back along the operand that counts most."""

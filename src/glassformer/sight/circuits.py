@@ -88,11 +88,11 @@ class Faithfulness:
 
     nodes: int
     held_at: str
+    random: list[float]
     model: float
     circuit: float
     without: float
     nothing: float
-    random: list[float]
 
     def share(self, answer: float) -> float:
         """An answer on the way from that of nothing, 0, to the model's own, 1."""
@@ -249,7 +249,9 @@ def _sites(run: ModuleTrace, neurons: bool) -> list[Site]:
         lead = "0," * inside.startswith("0,")
         x = numbers(value)[0] if lead or value.batch else numbers(value)
         rows = inside.removeprefix("0,").count(",") + 1
-        rows += neurons and kind in ("mlp", "shared expert")
+        kind = "expert" if kind == "mlp" and rows > 1 else kind
+        if neurons and kind in ("mlp", "expert", "shared expert"):
+            rows, kind = rows + 1, kind.replace("mlp", "neuron")
         sites.append(Site(name, value, kind, x, rows, lead))
     return sorted(sites, key=lambda site: -order.get(site.value, -1))
 
@@ -300,7 +302,7 @@ def _look(run: ModuleTrace, site: Site) -> _Look | None:
         x, values = (x.reshape(-1, *x.shape[-2:]) for x in map(numbers, (scores, attention.values)))
         if x.shape[:2] == site.nodes == pattern.shape[:2]:
             values = values.repeat_interleave(len(pattern) // len(values), 0)
-            return _Look(scores.address, x, pattern, values)
+            return _Look(scores.address, x, pattern, values[..., : site.numbers.shape[-1]])
     return None
 
 
@@ -363,7 +365,8 @@ class _Flow:
                 continue
             _, place = self.rows[name]
             at = place["head" in site.kind]
-            text, more = _text(self.run, site, place), {"block": site.block, "position": at}
+            text = _text(self.run, site, place)
+            more: dict[str, Any] = {"block": site.block, "position": at}
             if site.kind in TABLES:
                 self.nodes[name] = CircuitNode(name, site.kind, text, value, None, **more)
                 continue
@@ -559,8 +562,8 @@ def circuit(
             drawn[pool[at][0]].append(pool[at][1])
         random.append(runs.answer(drawn))
     others = {address: every[address] - places for address, places in members.items()}
-    answers = [runs.answer(circuit) for circuit in (every, members, others, {})]
+    answers: Any = [runs.answer(circuit) for circuit in (every, members, others, {})]
     held_at = "their mean" if corrupted is None else "the corrupted text's values"
     edges = [edge for edge in flow.edges if edge.writer in flow.nodes]
-    faithfulness = Faithfulness(count, held_at, *answers, random)
+    faithfulness = Faithfulness(count, held_at, random, *answers)
     return Circuit(question.answer, run.words, [*flow.nodes.values()], edges, least, faithfulness)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+import glassformer
 import tiny
 from glassformer import config as c
+from glassformer.cli import main
 from glassformer.core.nn import Tape
-from glassformer.sight import circuit, circuits
+from glassformer.sight import circuit, circuits, edits, head_scores
 from mistakes import mistake
 from seeding import generator_from
 from tiny import inputs_of
@@ -186,7 +189,7 @@ def test_models_of_transformers(name, monkeypatch):
         for weight in model.eval().double().parameters():
             weight += 0.2 * torch.randn(weight.shape, generator=draw)
     tokens = [5, 3, 8, 61, 7, 22]
-    result = circuit(model, None, tokens, answer=7, instead=11, least=0.05, draws=9)
+    result = circuit(model, None, tokens, answer=7, least=0.05, draws=9)
     size = max(abs(node.value) for node in result.nodes)
     assert result.difference < 1e-5 * size  # its norms compute in float32
     kinds = {node.kind for node in result.nodes}
@@ -218,3 +221,52 @@ def test_as_a_figure_and_a_file(tmp_path):
     assert record["nodes"][1]["address"] == result.nodes[1].address
     assert record["shares"]["circuit"] == result.faithfulness.share(result.faithfulness.circuit)
     assert str(result).splitlines()[0] == circuits.NOTE
+
+
+def copying(model, tokenizer, *lines):
+    """The share of letters of second copies that are predicted, with edits."""
+    draw, hits = random.Random(1), []
+    for _ in range(40):
+        letters = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=16))
+        ids = torch.tensor([tokenizer.encode(f"{letters} {letters}")])
+        changed, _, hooks = edits.apply(list(lines), model, ids, None, tokenizer)
+        with torch.no_grad():
+            likeliest = model(changed, tape=Tape(edits=hooks)).logits[0, 19:-1].argmax(-1)
+        hits.append((likeliest == ids[0, 20:]).double().mean())
+    return float(torch.stack(hits).mean())
+
+
+@pytest.mark.slow
+def test_the_two_heads_of_induction_are_found(tmp_path, monkeypatch):
+    """In a model that runs/induction.toml trains: heads' scores on random tokens name the two heads;
+    the circuit of one text has them, with the edge between; off, they copy no more."""
+    draw = random.Random(0)
+    with (tmp_path / "repeats.txt").open("w") as file:
+        for _ in range(20_000):
+            length = draw.randint(8, 24)
+            line = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=length))
+            print(line, line, file=file)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(ROOT / "runs/induction.toml"), "--out", "induction"]) == 0
+    model, tokenizer = glassformer.load("induction")
+    heads = {
+        name: head_scores(model, tokenizer).sorted(name).heads[0]
+        for name in ("induction", "previous")
+    }
+    induction, previous = (
+        f"{head.path}.z[{head.head},{at}]"
+        for head, at in ((heads["induction"], 12), (heads["previous"], 4))
+    )
+    args = {"answer": "n", "instead": "m", "corrupted": "zyujmlfs zyuj", "least": 0.1}
+    result = circuit(model, tokenizer, "qxvbnwkd qxvb", **args, greedy=True)
+    looks = induction.replace(".z[", ".scores[")
+    assert result[looks].head == induction and result[looks].text.endswith(": induction")
+    assert result.into(looks)[0].writer == previous
+    assert "the previous token" in result[previous.replace(".z[", ".scores[")].text
+    assert result.into(previous)[0].writer == "embed.token[3]"
+    run = result.faithfulness
+    assert run.share(run.circuit) > 0.7 and run.share(run.without) < 0.2
+    assert max(map(run.share, run.random)) < 0.5 < run.share(run.circuit)
+    off = [f'head_off("{head.path}", {head.head})' for head in heads.values()]
+    assert copying(model, tokenizer) > 0.8
+    assert copying(model, tokenizer, *off) < 0.1

@@ -89,8 +89,7 @@ def _foreign(tape: Any, address: str | None, up: int, terms: int) -> CommandOutp
 
 def _opened(tape: Any, address: str, up: int, terms: int) -> CommandOutput:
     """The arithmetic of a number, or of the largest of a row."""
-    value, index = tape.parse(address)
-    if any(isinstance(at, slice) for at in index) or len(index) < len(value.shape):
+    if tape[address].numel() > 1:
         address = tape.largest(address)
         note(f"The largest of these numbers is {address}.")
     return _steps(list(tape.why(address, up)), up, terms)

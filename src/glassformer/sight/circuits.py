@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -235,36 +235,30 @@ class Site:
         )
 
 
+Row: TypeAlias = tuple[Site, Places]
+
+
 def _sites(run: ModuleTrace, neurons: bool) -> list[Site]:
     """All that nodes are rows of, the latest of the pass first."""
-    addresses = writers_of(run, ":", STACKS)
-    if not isinstance(run, Trace):
-        tables = (op.outputs[0] for op in run.operations if op.name == "embedding")
-        addresses += [f"{x.address}[0,:]" for x in tables if len(x.shape) == 3 == 2 + x.shape[0]]
     order = {x: at for at, op in enumerate(run.operations) for x in op.outputs}
-    sites = []
-    for address in addresses:
+    addresses, tables, sites = writers_of(run, ":", STACKS), list[str](), []
+    if not isinstance(run, Trace):
+        rows = (op.outputs[0] for op in run.operations if op.name == "embedding")
+        tables = [f"{x.address}[0,:]" for x in rows if len(x.shape) == 3 == 2 + x.shape[0]]
+    for address in addresses + tables:
         name, _, inside = address.rstrip("]").partition("[")
-        value, kind = run.value(name), _kind(run, name)
-        lead = "0," * inside.startswith("0,")
-        x = numbers(value)[0] if lead or value.batch else numbers(value)
-        rows = inside.removeprefix("0,").count(",") + 1
-        kind = "expert" if kind == "mlp" and rows > 1 else kind
+        kind = "embedding" if address in tables else "head" if "head" in inside else "write"
+        if isinstance(run, Trace):
+            *block, kind = re.split(r"\.blocks\.\d+\.", name)
+            kind = KINDS[kind] if block else name.split(".")[1]
+        value, lead, sides = run.value(name), "0," * inside.startswith("0,"), inside.count(",") + 1
+        x = numbers(value)
+        x, sides = (x[0], sides - bool(lead)) if lead or value.batch else (x, sides)
+        kind = "expert" if kind == "mlp" and sides > 1 else kind
         if neurons and kind in ("mlp", "expert", "shared expert"):
-            rows, kind = rows + 1, kind.replace("mlp", "neuron")
-        sites.append(Site(name, value, kind, x, rows, lead))
+            sides, kind = sides + 1, kind.replace("mlp", "neuron")
+        sites.append(Site(name, value, kind, x, sides, lead))
     return sorted(sites, key=lambda site: -order.get(site.value, -1))
-
-
-def _kind(run: ModuleTrace, path: str) -> str:
-    if match := re.match(r"\w+\.blocks\.\d+\.(.+)", path):
-        return KINDS.get(match[1], "write")
-    if isinstance(run, Trace):
-        return path.split(".")[1]
-    operation = run.value(path).operation
-    is_head = any(path == x.mixed.address for x in run.structure.attentions)
-    is_table = operation is not None and operation.name == "embedding"
-    return "head" if is_head else "embedding" if is_table else "write"
 
 
 class _Look(NamedTuple):
@@ -323,7 +317,7 @@ class _Flow:
         self.run, self.keeps, self.small = question.run, keeps, small
         self.sites = {site.address: site for site in sites}
         self.gradients: dict[str, Tensor] = {}
-        self.rows: dict[str, tuple[Site, Places]] = {}
+        self.rows: dict[str, Row] = {}
         self.nodes: dict[str, CircuitNode] = {}
         self.edges: list[CircuitEdge] = []
         causes = self.run.attribute(question.target, [*self.sites], question.less)
@@ -381,12 +375,10 @@ class _Flow:
                 causes = self.run.edges(scores, [*self.sites], direction)
                 self._read(causes, scores, "scores", text, **more, head=name)
 
-    def members(self) -> dict[str, list[Places]]:
-        """The nodes that a run may hold, by site."""
-        members: dict[str, list[Places]] = defaultdict(list)
-        for site, place in (self.rows[name] for name in self.nodes if name in self.rows):
-            members[site.address].append(place)
-        return members
+    def members(self) -> set[Row]:
+        """The nodes that a run may hold."""
+        rows = (self.rows[name] for name in self.nodes if name in self.rows)
+        return {row for row in rows if row[0].kind not in TABLES}
 
 
 def _words(run: ModuleTrace, of_source: bool) -> list[str]:
@@ -419,49 +411,47 @@ def _looks_at(run: ModuleTrace, site: Site, at: int, pattern: Tensor) -> str:
 
 # ------------------------------------------------------------------------------------ faithfulness
 
-Members: TypeAlias = Mapping[str, Collection[Places]]
-"""Nodes that are rows of a site, by its address."""
-
 
 class _Held:
     """Runs of a model in which the rows of sites are held, but for a circuit's: at what they are in
     another pass, or at their mean over the tokens."""
 
-    def __init__(self, question: Question, sites: list[Site], another: ModuleTrace | None) -> None:
-        self.question, self.fill = question, {}
+    def __init__(
+        self, question: Question, sites: Sequence[Site], another: ModuleTrace | None
+    ) -> None:
+        self.question, self.fill = question, dict[Site, Tensor]()
         for site in sites:
-            x = site.numbers.mean(int("head" in site.kind), keepdim=True)
-            if another is not None:
-                x = numbers(another.value(site.address))
-                need(
-                    x.numel() == site.numbers.numel(),
-                    f"The texts have {question.run.tokens.shape[1]} and {another.tokens.shape[1]} "
-                    "tokens; give equally many; glassformer tokens shows them.",
-                )
-                x = x.reshape(site.numbers.shape)
-            self.fill[site] = x
+            x = site.numbers
+            if another is None:
+                self.fill[site] = x.mean(int("head" in site.kind), keepdim=True)
+                continue
+            other = numbers(another.value(site.address))
+            need(
+                other.numel() == x.numel(),
+                f"The texts have {question.run.tokens.shape[1]} and {another.tokens.shape[1]} "
+                "tokens; give equally many; glassformer tokens shows them.",
+            )
+            self.fill[site] = other.reshape(x.shape)
 
-    def answer(self, circuit: Members) -> float:
+    def answer(self, circuit: Set[Row]) -> float:
         """The answer by a circuit alone."""
         run = self.question.run
         edits = {site.address: self._edit(site, circuit) for site in self.fill}
         if isinstance(run, Trace):
             hooks = {path: lambda _, x, f=edit: f(x) for path, edit in edits.items()}
             inputs = (run.model, run.tokenizer, run.tokens, run.source)
-            held: ModuleTrace = Trace(*inputs, {**run.edits, **hooks})
-        else:
-            held = run.edit(edits)
-        return self.question.number(held)
+            return self.question.number(Trace(*inputs, hooks))
+        return self.question.number(run.edit(edits))
 
-    def _edit(self, site: Site, circuit: Members) -> Callable[[Tensor], Tensor]:
-        sides = [1] * (site.numbers.ndim - site.rows)
-        kept = torch.zeros(*site.nodes, *sides, dtype=torch.bool)
-        for place in circuit.get(site.address, ()):
-            kept[place] = True
+    def _edit(self, site: Site, circuit: Set[Row]) -> Callable[[Tensor], Tensor]:
+        held = torch.ones(site.nodes, dtype=torch.bool)
+        for _, place in (row for row in circuit if row[0] == site):
+            held[place] = False
 
         def edit(x: Tensor) -> Tensor:
             rows, fill = x.reshape(site.numbers.shape), self.fill[site].to(x)
-            return torch.where(kept.to(x.device), rows, fill).reshape(x.shape)
+            mask = held.to(x.device).reshape(*site.nodes, *[1] * (rows.ndim - site.rows))
+            return torch.where(mask, fill, rows).reshape(x.shape)
 
         return edit
 
@@ -472,14 +462,10 @@ def _prune(runs: _Held, flow: _Flow, bound: float) -> set[str]:
     members, names = flow.members(), set(flow.nodes)
     whole = runs.answer(members)
     for node in sorted(flow.nodes.values(), key=lambda node: abs(node.value)):
-        site, place = flow.rows.get(node.address, (None, ()))
-        if site in runs.fill:
-            trial = {**members, site.address: [x for x in members[site.address] if x != place]}
-            if abs(runs.answer(trial) - whole) < bound:
-                members = trial
-                names -= {
-                    x.address for x in flow.nodes.values() if node.address in (x.head, x.address)
-                }
+        row = flow.rows.get(node.address)
+        if row in members and abs(runs.answer(members - {row}) - whole) < bound:
+            members -= {row}
+            names -= {x.address for x in flow.nodes.values() if node.address in (x.address, x.head)}
     return names
 
 
@@ -545,25 +531,20 @@ def circuit(
     if greedy:
         names = _prune(runs, flow, bound)
         flow = _Flow(question, sites, lambda name, _: name in names, SMALL * bound)
-    members = {site.address: set(flow.members().get(site.address, ())) for site in held}
-    every = {site.address: {*np.ndindex(site.nodes)} for site in held}
-    # the rows that the answer depends on at all
-    pool = [
-        (site.address, tuple(place))
+    members = flow.members()
+    every = {(site, place) for site in held for place in np.ndindex(site.nodes)}
+    pool = [  # what the answer depends on at all
+        (site, tuple(place))
         for site in held
         if site.address in slopes
         for place in slopes[site.address].reshape(*site.nodes, -1).any(-1).nonzero().tolist()
     ]
-    count, draw = sum(map(len, members.values())), torch.Generator().manual_seed(seed)
-    random = []
-    for _ in range(draws):
-        drawn: dict[str, list[Places]] = defaultdict(list)
-        for at in torch.randperm(len(pool), generator=draw)[:count].tolist():
-            drawn[pool[at][0]].append(pool[at][1])
-        random.append(runs.answer(drawn))
-    others = {address: every[address] - places for address, places in members.items()}
-    answers: Any = [runs.answer(circuit) for circuit in (every, members, others, {})]
+    draw = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(len(pool), generator=draw).tolist() for _ in range(draws)]
+    random = [runs.answer({pool[at] for at in order[: len(members)]}) for order in orders]
+    circuits: Sequence[Set[Row]] = (every, members, every - members, set())
+    answers: Any = map(runs.answer, circuits)
     held_at = "their mean" if corrupted is None else "the corrupted text's values"
     edges = [edge for edge in flow.edges if edge.writer in flow.nodes]
-    faithfulness = Faithfulness(count, held_at, random, *answers)
+    faithfulness = Faithfulness(len(members), held_at, random, *answers)
     return Circuit(question.answer, run.words, [*flow.nodes.values()], edges, least, faithfulness)

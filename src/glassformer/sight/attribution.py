@@ -87,10 +87,8 @@ class Attribution(Shown):
     @property
     def answer(self) -> str:
         """The logit that is taken apart."""
-        less = "" if self.against_piece is None else f" less that of {self.against_piece.display}"
-        place = "" if self.position is None else f" at position {self.position}"
         edited = f", with {' and '.join(self.edits)}" if self.edits else ""
-        return f"logit of {self.piece.display}{less}{place}{edited}"
+        return _in_words(self.piece, self.against_piece, self.position) + edited
 
     @property
     def title(self) -> str:
@@ -155,6 +153,12 @@ def _added(
     return Heat(title, np.array(cells, dtype=float), rows, columns, words, signed=True)
 
 
+def _in_words(piece: TokenLabel, against: TokenLabel | None, position: int | None) -> str:
+    less = "" if against is None else f" less that of {against.display}"
+    place = "" if position is None else f" at position {position}"
+    return f"logit of {piece.display}{less}{place}"
+
+
 def _label(component: Contribution) -> str:
     block = "" if component.block is None else f"L{component.block}."
     return f"{block}{component.kind}" + ("" if component.index is None else f" {component.index}")
@@ -176,9 +180,7 @@ class Question:
     @property
     def answer(self) -> str:
         """The logit in words."""
-        less = "" if self.against_piece is None else f" less that of {self.against_piece.display}"
-        place = "" if self.position is None else f" at position {self.position}"
-        return f"logit of {self.piece.display}{less}{place}"
+        return _in_words(self.piece, self.against_piece, self.position)
 
     def number(self, run: ModuleTrace) -> float:
         """The answer in a pass."""

@@ -67,8 +67,6 @@ class CircuitNode:
     text: str
     value: float
     sum: float | None = None
-    block: int | None = None
-    position: int | None = None
     head: str | None = None
 
 
@@ -219,11 +217,6 @@ class Site:
         """The sides of its nodes."""
         return tuple(self.numbers.shape[: self.rows])
 
-    @property
-    def block(self) -> int | None:
-        block = re.search(r"\.(\d+)(\.|$)", self.address)
-        return int(block[1]) if block else None
-
     def name(self, place: Places, address: str = "") -> str:
         """The address of a row."""
         return f"{address or self.address}[{self.lead}{','.join(map(str, place))}]"
@@ -332,10 +325,11 @@ class _Flow:
             if name not in self.rows and self.keeps(name, value):
                 self.nodes[name] = CircuitNode(name, "bias", "bias", value)
 
-    def _read(self, causes: Causes, name: str, *facts: Any, **more: Any) -> None:
+    def _read(
+        self, causes: Causes, name: str, kind: str, text: str, head: str | None = None
+    ) -> None:
         """Adds a node and the edges into it."""
-        kind, text = facts
-        self.nodes[name] = CircuitNode(name, kind, text, causes.value, causes.sum, **more)
+        self.nodes[name] = CircuitNode(name, kind, text, causes.value, causes.sum, head)
         writers = [(x.address, x.value) for x in causes.causes if x.kind != "chosen"]
         for address, gradient in causes.gradients.items():
             before = self.gradients.get(address)
@@ -358,22 +352,20 @@ class _Flow:
             if not self.keeps(name, value):
                 continue
             _, place = self.rows[name]
-            at = place["head" in site.kind]
             text = _text(self.run, site, place)
-            more: dict[str, Any] = {"block": site.block, "position": at}
             if site.kind in TABLES:
-                self.nodes[name] = CircuitNode(name, site.kind, text, value, None, **more)
+                self.nodes[name] = CircuitNode(name, site.kind, text, value)
                 continue
             slope = gradient.reshape(site.numbers.shape)[place]
-            self._read(self.run.edges(name, [*self.sites], slope), name, site.kind, text, **more)
+            self._read(self.run.edges(name, [*self.sites], slope), name, site.kind, text)
             direction = look and look.direction(place, site.numbers[place], slope)
             if look is None or direction is None:
                 continue
             scores = site.name(place, look.address)
             if self.keeps(scores, inner(direction, look.scores[place])):
-                text = _looks_at(self.run, site, at, look.pattern[place])
+                text = _looks_at(self.run, site, place[1], look.pattern[place])
                 causes = self.run.edges(scores, [*self.sites], direction)
-                self._read(causes, scores, "scores", text, **more, head=name)
+                self._read(causes, scores, "scores", text, name)
 
     def members(self) -> set[Row]:
         """The nodes that a run may hold."""
@@ -428,8 +420,8 @@ class _Held:
             other = numbers(another.value(site.address))
             need(
                 other.numel() == x.numel(),
-                f"The texts have {question.run.tokens.shape[1]} and {another.tokens.shape[1]} "
-                "tokens; give equally many; glassformer tokens shows them.",
+                "The two texts have different numbers of tokens; give equally many; glassformer "
+                "tokens shows them.",
             )
             self.fill[site] = other.reshape(x.shape)
 

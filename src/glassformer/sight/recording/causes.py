@@ -121,7 +121,7 @@ class _Carried:
     """Gradients carried back from a number, and the causes met on the way."""
 
     def __init__(self, trace: Caused, chosen: Sequence[str], ordinary: bool = False) -> None:
-        self.linearised = copy.copy(trace.ordinary if ordinary else trace.linearised)
+        self.linearised = copy.copy(trace.linearised[ordinary])
         self.linearised.fixed = Counter()
         self.operations, self.shown = trace.operations, trace.shown
         self.gradients: dict[Value, Tensor] = {}
@@ -316,19 +316,14 @@ class Caused(ABC):
     aliases: dict[str, Value]
 
     @functools.cached_property
-    def linearised(self) -> Linearised:
-        """The pass made linear around its values."""
-        return Linearised(self.operations)
+    def linearised(self) -> list[Linearised]:
+        """The pass made linear around its values, and that with PyTorch's own gradients."""
+        return [Linearised(self.operations, ordinary) for ordinary in (False, True)]
 
     @functools.cached_property
     def shown(self) -> dict[str, tuple[Value, Index]]:
         """Where the numbers of views were computed, by address, as far as it was asked."""
         return {}
-
-    @functools.cached_property
-    def ordinary(self) -> Linearised:
-        """The pass with PyTorch's own gradients."""
-        return Linearised(self.operations, ordinary=True)
 
     @abstractmethod
     def value(self, name: str) -> Value:

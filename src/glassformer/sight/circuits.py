@@ -244,13 +244,13 @@ def _sites(run: ModuleTrace, neurons: bool) -> list[Site]:
         if isinstance(run, Trace):
             *block, kind = re.split(r"\.blocks\.\d+\.", name)
             kind = KINDS[kind] if block else name.split(".")[1]
-        value, lead, sides = run.value(name), "0," * inside.startswith("0,"), inside.count(",") + 1
-        x = numbers(value)
-        x, sides = (x[0], sides - bool(lead)) if lead or value.batch else (x, sides)
+        inside = re.sub("[a-z]+", ":", inside)
+        value, place = run.parse(f"{name}[{inside}]")
+        sides, lead = inside.count(":"), "0," * inside.startswith("0,")
         kind = "expert" if kind == "mlp" and sides > 1 else kind
         if neurons and kind in ("mlp", "expert", "shared expert"):
             sides, kind = sides + 1, kind.replace("mlp", "neuron")
-        sites.append(Site(name, value, kind, x, sides, lead))
+        sites.append(Site(name, value, kind, numbers(value)[place], sides, lead))
     return sorted(sites, key=lambda site: -order.get(site.value, -1))
 
 
@@ -373,27 +373,24 @@ class _Flow:
         return {row for row in rows if row[0].kind not in TABLES}
 
 
-def _words(run: ModuleTrace, of_source: bool) -> list[str]:
-    return (of_source and run.source_words) or run.words
-
-
 def _text(run: ModuleTrace, site: Site, place: Places) -> str:
     """What a row is: ``head 3 at 12:b``, ``token 4:n``."""
-    side = int("head" in site.kind)
-    at, others = place[side], [*place[:side], *place[side + 1 :]]
+    *others, at = place if "head" in site.kind else place[::-1]
     if site.kind == "expert":
-        chosen = f"{site.address.removesuffix('hidden')}chosen[{at},{others[0]}]"
-        others[0] = int(run[chosen])
-    is_source = site.address.startswith(("encoder.", "source_"))
-    word = f"{at}:{_words(run, is_source)[at]}" if site.kind != "bias" else str(at)
+        chosen = f"{site.address.removesuffix('hidden')}chosen[{at},{place[1]}]"
+        others[-1] = int(run[chosen])
+    of_source = site.address.startswith(("encoder.", "source_"))
+    words = run.source_words if of_source and run.source_words else run.words
+    word = str(at) if site.kind == "bias" else f"{at}:{words[at]}"
     between = () if site.kind in TABLES else ("at",)
-    return " ".join([site.kind, *map(str, others), *between, word])
+    return " ".join([site.kind, *map(str, others[::-1]), *between, word])
 
 
 def _looks_at(run: ModuleTrace, site: Site, at: int, pattern: Tensor) -> str:
     """The key that a head weighs most, and what its place is to the query's."""
     key, of_self = int(pattern.argmax()), site.kind == "head"
-    words = _words(run, not of_self or site.address.startswith("encoder."))
+    of_source = not of_self or site.address.startswith("encoder.")
+    words = run.source_words if of_source and run.source_words else run.words
     text = f"looks at {key}:{words[key]}, {float(pattern[key]):.2f}"
     if of_self and key == at - 1:
         return f"{text}: the previous token"

@@ -54,8 +54,8 @@ Places: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class CircuitNode:
-    """What one head, MLP, expert, neuron, token or bias adds to the answer through the nodes that
-    read it.
+    """A head, MLP, expert, neuron, token or bias, and its ``value``: what it adds to the answer through
+    the nodes that read it.
 
     ``kind`` is answer, head, scores, mlp, ..; ``text`` says what it is. ``sum`` is that of all edges
     into it, from nodes of the circuit or not; None where nothing writes to it. ``head`` is the node
@@ -72,7 +72,7 @@ class CircuitNode:
 
 @dataclass(frozen=True)
 class CircuitEdge:
-    """What ``writer`` adds to ``reader``, by their addresses."""
+    """The ``value`` that ``writer`` adds to ``reader``, by their addresses."""
 
     writer: str
     reader: str
@@ -147,27 +147,27 @@ class Circuit(Shown):
         return TableFigure("", ("node", "what it is", "adds", "in all"), rows, (0, 1), "+.4f")
 
     def _branch(
-        self, node: CircuitNode, adds: float | None, indent: str, shown: set[str]
+        self, node: CircuitNode, adds: float | None, indent: str, printed: set[str]
     ) -> Iterator[Sequence[Any]]:
         """A node below its reader, and below it what writes to it; only once."""
         edges = self.into(node.address)
-        again = " (above)" if edges and node.address in shown else ""
+        again = " (above)" if edges and node.address in printed else ""
         yield indent + node.address, node.text + again, adds, node.value if edges else None
         if again:
             return
-        shown.add(node.address)
+        printed.add(node.address)
         bound = self.least * abs(self.nodes[0].value)
-        others = node.sum or 0.0
+        remainder = node.sum or 0.0
         for edge in edges:
-            ways = (abs(x.value) for x in self.edges if x.writer == edge.writer)
-            if abs(edge.value) >= min(bound, max(ways)):
-                others -= edge.value
-                yield from self._branch(self[edge.writer], edge.value, f"{indent}  ", shown)
+            sizes = (abs(x.value) for x in self.edges if x.writer == edge.writer)
+            if abs(edge.value) >= min(bound, max(sizes)):
+                remainder -= edge.value
+                yield from self._branch(self[edge.writer], edge.value, f"{indent}  ", printed)
         if edges:
-            yield f"{indent}  ..", "", others, None
+            yield f"{indent}  ..", "", remainder, None
         for look in self.nodes:
             if look.head == node.address:
-                yield from self._branch(look, None, f"{indent}  ", shown)
+                yield from self._branch(look, None, f"{indent}  ", printed)
 
     def _measured(self) -> TableFigure:
         run = self.faithfulness
@@ -222,7 +222,7 @@ class Site:
         return f"{address or self.address}[{self.lead}{','.join(map(str, place))}]"
 
     def added(self, gradient: Tensor) -> Tensor:
-        """What each row adds along a gradient (nodes..)."""
+        """The sum of each row along a gradient (nodes..)."""
         return (
             (gradient.reshape(self.numbers.shape) * self.numbers).reshape(*self.nodes, -1).sum(-1)
         )
@@ -374,16 +374,16 @@ class _Flow:
 
 
 def _text(run: ModuleTrace, site: Site, place: Places) -> str:
-    """What a row is: ``head 3 at 12:b``, ``token 4:n``."""
-    *others, at = place if "head" in site.kind else place[::-1]
+    """Names a row: ``head 3 at 12:b``, ``token 4:n``."""
+    *places, at = place if "head" in site.kind else place[::-1]
     if site.kind == "expert":
         chosen = f"{site.address.removesuffix('hidden')}chosen[{at},{place[1]}]"
-        others[-1] = int(run[chosen])
+        places[-1] = int(run[chosen])
     of_source = site.address.startswith(("encoder.", "source_"))
     words = run.source_words if of_source and run.source_words else run.words
     word = str(at) if site.kind == "bias" else f"{at}:{words[at]}"
     between = () if site.kind in TABLES else ("at",)
-    return " ".join([site.kind, *map(str, others[::-1]), *between, word])
+    return " ".join([site.kind, *map(str, places[::-1]), *between, word])
 
 
 def _looks_at(run: ModuleTrace, site: Site, at: int, pattern: Tensor) -> str:
@@ -414,13 +414,13 @@ class _Held:
             if another is None:
                 self.fill[site] = x.mean(int("head" in site.kind), keepdim=True)
                 continue
-            other = numbers(another.value(site.address))
+            replacement = numbers(another.value(site.address))
             need(
-                other.numel() == x.numel(),
+                replacement.numel() == x.numel(),
                 "The two texts have different numbers of tokens; give equally many; glassformer "
                 "tokens shows them.",
             )
-            self.fill[site] = other.reshape(x.shape)
+            self.fill[site] = replacement.reshape(x.shape)
 
     def answer(self, circuit: Set[Row]) -> float:
         """The answer by a circuit alone."""
@@ -433,13 +433,13 @@ class _Held:
         return self.question.number(run.edit(edits))
 
     def _edit(self, site: Site, circuit: Set[Row]) -> Callable[[Tensor], Tensor]:
-        held = torch.ones(site.nodes, dtype=torch.bool)
+        outside = torch.ones(site.nodes, dtype=torch.bool)
         for _, place in (row for row in circuit if row[0] == site):
-            held[place] = False
+            outside[place] = False
 
         def edit(x: Tensor) -> Tensor:
             rows, fill = x.reshape(site.numbers.shape), self.fill[site].to(x)
-            mask = held.to(x.device).reshape(*site.nodes, *[1] * (rows.ndim - site.rows))
+            mask = outside.to(x.device).reshape(*site.nodes, *[1] * (rows.ndim - site.rows))
             return torch.where(mask, fill, rows).reshape(x.shape)
 
         return edit
@@ -449,10 +449,10 @@ def _prune(runs: _Held, flow: _Flow, bound: float) -> set[str]:
     """The addresses of the nodes without which the circuit's answer changes by more than a bound; the
     smallest are tried first."""
     members, names = flow.members(), set(flow.nodes)
-    whole = runs.answer(members)
+    total = runs.answer(members)
     for node in sorted(flow.nodes.values(), key=lambda node: abs(node.value)):
         row = flow.rows.get(node.address)
-        if row in members and abs(runs.answer(members - {row}) - whole) < bound:
+        if row in members and abs(runs.answer(members - {row}) - total) < bound:
             members -= {row}
             names -= {x.address for x in flow.nodes.values() if node.address in (x.address, x.head)}
     return names
@@ -510,21 +510,23 @@ def circuit(
     question = ask(model, tokenizer, text, source, (answer, instead), position)
     run = question.run
     sites = _sites(run, neurons)
-    held = [site for site in sites if site.kind not in TABLES]
-    whole, slopes = run.slopes(question.target, [site.address for site in held], question.less)
-    need(whole != 0, "The two logits are the same, so nothing decides between them.")
-    bound = least * abs(whole)
+    components = [site for site in sites if site.kind not in TABLES]
+    total, slopes = run.slopes(
+        question.target, [site.address for site in components], question.less
+    )
+    need(total != 0, "The two logits are the same, so nothing decides between them.")
+    bound = least * abs(total)
     flow = _Flow(question, sites, lambda _, value: abs(value) >= bound, SMALL * bound)
     another = None if corrupted is None else record(model, tokenizer, corrupted, source)
-    runs = _Held(question, held, another)
+    runs = _Held(question, components, another)
     if greedy:
         names = _prune(runs, flow, bound)
         flow = _Flow(question, sites, lambda name, _: name in names, SMALL * bound)
     members = flow.members()
-    every = {(site, place) for site in held for place in np.ndindex(site.nodes)}
+    every = {(site, place) for site in components for place in np.ndindex(site.nodes)}
     pool = [  # what the answer depends on at all
         (site, tuple(place))
-        for site in held
+        for site in components
         if site.address in slopes
         for place in slopes[site.address].reshape(*site.nodes, -1).any(-1).nonzero().tolist()
     ]

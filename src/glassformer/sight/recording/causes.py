@@ -123,7 +123,7 @@ class _Carried:
     def __init__(self, trace: Caused, chosen: Sequence[str], ordinary: bool = False) -> None:
         self.linearised = copy.copy(trace.linearised[ordinary])
         self.linearised.fixed = Counter()
-        self.operations, self.shown = trace.operations, trace.shown
+        self.operations, self.view_sources = trace.operations, trace.view_sources
         self.gradients: dict[Value, Tensor] = {}
         self.chosen: dict[Value, list[tuple[str, Index]]] = {}
         self.slopes: dict[str, Tensor] = {}
@@ -187,9 +187,9 @@ class _Carried:
                 reached.update(self.linearised.carriers(operation))
         for value in [value for value in self.chosen if value not in reached]:
             for address, place in self.chosen[value]:
-                if address not in self.shown:
-                    self.shown[address] = _source(value, place)
-                source, index = self.shown[address]
+                if address not in self.view_sources:
+                    self.view_sources[address] = _source(value, place)
+                source, index = self.view_sources[address]
                 if source in reached:
                     self.chosen.setdefault(source, []).append((address, index))
 
@@ -238,8 +238,8 @@ class _Carried:
 
 
 def _source(value: Value, place: Index) -> tuple[Value, Index]:
-    """Where the numbers at a place of a value were computed, where that is one other value; else the
-    place itself."""
+    """The value and the place in which the numbers at a place were computed, if that is one value; else
+    the place itself."""
     cells = torch.arange(math.prod(value.shape)).reshape(value.shape)[place]
     if cells.numel() > SHOWN:
         return value, place
@@ -321,8 +321,8 @@ class Caused(ABC):
         return [Linearised(self.operations, ordinary) for ordinary in (False, True)]
 
     @functools.cached_property
-    def shown(self) -> dict[str, tuple[Value, Index]]:
-        """Where the numbers of views were computed, by address, as far as it was asked."""
+    def view_sources(self) -> dict[str, tuple[Value, Index]]:
+        """The values and places in which numbers of views were computed, by the address of the view."""
         return {}
 
     @abstractmethod

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 import glassformer
 import tiny
+from by_hand import made_by_hand
 from glassformer import config as c
 from glassformer.cli import main
 from glassformer.core.nn import Tape
@@ -91,7 +92,7 @@ def test_where_a_head_looks_adds_up_beyond_even_weights():
     assert look.direction((1, 3), 2 * z[1, 3], gradient) is None  # no pattern times values
 
 
-def by_hand(model, result, tokens, keeps):
+def held_by_hand(model, result, tokens, keeps):
     """The answer with the heads' and MLPs' rows held at their means where ``keeps`` says."""
     addresses = {node.address for node in result.nodes}
     tape = Tape("*.attn.z", "*.ffn.hidden")
@@ -123,8 +124,8 @@ def test_what_is_kept_is_what_the_model_gives(name):
     tokens = inputs_of(model)["text"]
     result = circuit(model, None, tokens, answer=1, instead=0, least=0.1, draws=3)
     run = result.faithfulness
-    assert run.circuit == pytest.approx(by_hand(model, result, tokens, True), abs=1e-9)
-    assert run.without == pytest.approx(by_hand(model, result, tokens, False), abs=1e-9)
+    assert run.circuit == pytest.approx(held_by_hand(model, result, tokens, True), abs=1e-9)
+    assert run.without == pytest.approx(held_by_hand(model, result, tokens, False), abs=1e-9)
     with torch.no_grad():
         logits = model(tokens).logits[0, -1]
     assert run.model == pytest.approx(float(logits[1] - logits[0]), abs=1e-9)
@@ -146,6 +147,26 @@ def test_a_corrupted_text_holds_what_is_left_out():
         logit = model(tokens, tape=Tape(edits=edits)).logits[0, -1, 1]
     assert result.faithfulness.nothing == pytest.approx(float(logit), abs=1e-9)
     assert result.faithfulness.held_at == "the corrupted text's values"
+
+
+def test_two_heads_made_by_hand():
+    """Token 9 came after token 5 the last time; the other text has 11 in its place."""
+    tokens = torch.tensor([[3, 5, 9, 7, 2, 8, 5]])
+    other = torch.tensor([[3, 6, 11, 7, 2, 8, 5]])
+    args = {"answer": 9, "instead": 11, "corrupted": other, "draws": 5}
+    result = circuit(made_by_hand(), None, tokens, **args)
+    first, second = "decoder.blocks.0.attn", "decoder.blocks.1.attn"
+    carries, looks = result[f"{second}.z[0,6]"], result[f"{second}.scores[0,6]"]
+    assert carries.value == pytest.approx(result.nodes[0].value, rel=1e-4)
+    assert looks.head == carries.address and looks.text.startswith("looks at 2:#9, 1.00: induction")
+    (largest, second_largest, *_) = result.into(looks.address)
+    assert {largest.writer, second_largest.writer} == {f"{first}.z[0,2]", "embed.token[6]"}
+    assert largest.value == pytest.approx(second_largest.value)  # a query and a key
+    assert "the previous token" in result[f"{first}.scores[0,2]"].text
+    assert result.into(f"{first}.z[0,2]")[0].writer == "embed.token[1]"
+    run = result.faithfulness
+    assert run.share(run.circuit) == pytest.approx(1, abs=1e-3)
+    assert run.share(run.without) == pytest.approx(0, abs=1e-3)
 
 
 def test_greedy_takes_out_what_does_not_count():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ import tiny
 from by_hand import made_by_hand
 from glassformer import config as c
 from glassformer.cli import main
-from glassformer.core.nn import Tape
+from glassformer.core.nn import Tape, build_model
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats import store
 from glassformer.sight import circuit, circuits, edits, head_scores
 from mistakes import mistake
 from seeding import generator_from
@@ -291,3 +294,13 @@ def test_the_two_heads_of_induction_are_found(tmp_path, monkeypatch):
     off = [f'head_off("{head.path}", {head.head})' for head in heads.values()]
     assert copying(model, tokenizer) > 0.8
     assert copying(model, tokenizer, *off) < 0.1
+
+
+def test_the_command(tmp_path, terminal):
+    model = build_model(replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
+    store.save(model, tmp_path / "m", train_tokenizer("byte", []), layout="glassformer")
+    lines = terminal(f"circuit {tmp_path}/m abcab --answer c --corrupted xyzxy --draws 3")
+    assert lines.splitlines()[1].startswith("head.proj[0,")
+    assert "3 random circuits" in lines and terminal.notes.strip() == circuits.NOTE
+    record = terminal.json(f"circuit {tmp_path}/m abcab --answer c --instead d --greedy --draws 0")
+    assert record["faithfulness"]["random"] == [] and record["answer"].startswith("logit of c less")

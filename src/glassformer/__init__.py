@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .sight import (
         TunedLens,
         attribute,
+        circuit,
         fit_tuned_lens,
         head_scores,
         logit_lens,
@@ -61,6 +62,7 @@ __all__ = [
     "UserError",
     "__version__",
     "attribute",
+    "circuit",
     "classify",
     "compare",
     "convert",
@@ -100,6 +102,7 @@ _HOME = {
     "patch_grid": ".sight",
     "TunedLens": ".sight",
     "attribute": ".sight",
+    "circuit": ".sight",
     "fit_tuned_lens": ".sight",
     "logit_lens": ".sight",
     "saliency": ".sight",

@@ -181,3 +181,11 @@ def test_a_damaged_folder_is_one_sentence(config, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x40" * 3000)
     with mistake(r"config\.json|transformers cannot load"):
         outside.from_transformers(str(tmp_path))
+
+
+def test_the_largest_number_of_a_row_opens(file, capsys):
+    assert main(["why", "--model-file", f"{file}:make", "5 3 8", "output[0,2]"]) == 0
+    printed = capsys.readouterr()
+    numbers = outside.from_file(f"{file}:make").trace("5 3 8")["output[0,2]"]
+    assert printed.err == f"The largest of these numbers is output[0,2,{numbers.abs().argmax()}].\n"
+    assert printed.out.startswith(f"output[0,2,{numbers.abs().argmax()}] = ")

@@ -11,8 +11,7 @@ import torch
 
 import glassformer
 import tiny
-from glassformer import config as c
-from glassformer.core.nn import build_model
+from by_hand import made_by_hand
 from glassformer.formats import store
 from glassformer.sight import look
 from glassformer.sight.heads import SCORES, measure
@@ -109,35 +108,6 @@ def test_a_size_of_nothing_moves_nothing():
     assert float(scores["first_norm"]) == 0 and float(scores["first"]) == pytest.approx(0.9)
     # the first two see only the sink
     assert float(scores["norm"]) == pytest.approx(0.1 * (T - 2) / T)
-
-
-def made_by_hand():
-    """Two layers of one head: the first copies the token before, the second looks for what followed
-    its own token."""
-    block = c.Block(c.Attention(1, scale=1.0), None, None)
-    vocab, places = 24, 32
-    stack = c.Stack(2, (block,), c.Learned(places))
-    model = build_model(
-        c.Decoder(places + 2 * vocab, places, c.Embed(vocab), stack, c.Head(tied=False)), seed=1
-    )
-    place, token, before = (
-        slice(0, places),
-        slice(places, places + vocab),
-        slice(places + vocab, places + 2 * vocab),
-    )
-    item, two = (model.decoder.blocks[n].attn for n in (0, 1))
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.zero_()
-        model.decoder.position.weight[:, place] = torch.eye(places)
-        model.embed.token.weight[:, token] = torch.eye(vocab)
-        item.q.weight[place, place] = 50 * torch.eye(places).roll(-1, 0)  # place p asks for p - 1
-        item.k.weight[place, place] = torch.eye(places)
-        item.v.weight[token, token] = item.out.weight[before, token] = torch.eye(vocab)
-        two.q.weight[token, token] = 50 * torch.eye(vocab)
-        two.k.weight[token, before] = torch.eye(vocab)
-        two.v.weight[token, token] = two.out.weight[token, token] = torch.eye(vocab)
-    return model.eval()
 
 
 def test_heads_made_by_hand_of_weights_are_found():

@@ -29,6 +29,8 @@ GROUPS = {
         "attribution": "Show how much each head, MLP, expert, embedding and bias added to a logit.",
         "patch": "Locate the difference between two texts in the model: activation patching, layer by "
         "layer.",
+        "circuit": "Find the heads, MLPs and tokens that carry an answer and the edges between them; "
+        "measure what they keep alone.",
         "saliency": "Score each token of the text by its influence on the answer: gradients and "
         "integrated gradients.",
         "neurons": "Find the texts of a corpus where a neuron, or a router's share for an expert, is "

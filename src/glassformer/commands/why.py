@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.errors import need
+from ..core.errors import need, note
 from .common import CommandOutput
 from .options import Edits, ModelOptions, Text
 from .signature import Whole
@@ -69,7 +69,7 @@ def run(
         sides = " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
         shape_record = {"address": value.address, "axes": list(axes), "shape": list(shape)}
         return CommandOutput(shape_record, [f"{value.address}: {sides}"])
-    return _steps(list(tape.why(address, up)), up, terms)
+    return _opened(tape, address, up, terms)
 
 
 def _foreign(tape: Any, address: str | None, up: int, terms: int) -> CommandOutput:
@@ -79,11 +79,19 @@ def _foreign(tape: Any, address: str | None, up: int, terms: int) -> CommandOutp
     if address is None:
         return CommandOutput(tape.to_dict, [code, "", *tape.lines()])
     value, index = tape.parse(address)
-    if len(index) < len(value.shape):
+    if not index and value.shape:
         shape = " x ".join(map(str, value.shape))
         return CommandOutput(
             {"address": address, "shape": list(value.shape)}, [f"{address}: {shape}"]
         )
+    return _opened(tape, address, up, terms)
+
+
+def _opened(tape: Any, address: str, up: int, terms: int) -> CommandOutput:
+    """The arithmetic of a number, or of the largest of a row."""
+    if tape[address].numel() > 1:
+        address = tape.largest(address)
+        note(f"The largest of these numbers is {address}.")
     return _steps(list(tape.why(address, up)), up, terms)
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .alignment import svg as svg
     from .attribution import Attribution as Attribution
     from .attribution import attribute as attribute
+    from .circuits import Circuit as Circuit
+    from .circuits import circuit as circuit
     from .contexts import Contexts as Contexts
     from .contexts import word_in_contexts as word_in_contexts
     from .gradients import Saliency as Saliency
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "alignment": ("alignments", "svg"),
     "attribution": ("Attribution", "attribute"),
+    "circuits": ("Circuit", "circuit"),
     "contexts": ("Contexts", "word_in_contexts"),
     "gradients": ("saliency", "Saliency"),
     "heads": ("HeadScores", "head_scores"),

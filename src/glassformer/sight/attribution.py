@@ -28,8 +28,10 @@ from .reading import as_edit_list
 from .recorded import record
 from .recording.causes import Cause
 from .recording.module_trace import ModuleTrace
+from .recording.trace import Trace
 from .streams import TokenLabel, answer_kind, fp64
 
+TABLES = r"embed\.(token|position|segment|lag\.\d+)"
 KINDS = {"attn.z": "head", "cross.z": "cross head", "ffn.hidden": "mlp"}
 KINDS |= {"ffn.shared.hidden": "shared expert", "ffn.down_bias": "bias", "attn.write": "mixer"}
 
@@ -85,10 +87,8 @@ class Attribution(Shown):
     @property
     def answer(self) -> str:
         """The logit that is taken apart."""
-        less = "" if self.against_piece is None else f" less that of {self.against_piece.display}"
-        place = "" if self.position is None else f" at position {self.position}"
         edited = f", with {' and '.join(self.edits)}" if self.edits else ""
-        return f"logit of {self.piece.display}{less}{place}{edited}"
+        return _in_words(self.piece, self.against_piece, self.position) + edited
 
     @property
     def title(self) -> str:
@@ -153,9 +153,91 @@ def _added(
     return Heat(title, np.array(cells, dtype=float), rows, columns, words, signed=True)
 
 
+def _in_words(piece: TokenLabel, against: TokenLabel | None, position: int | None) -> str:
+    less = "" if against is None else f" less that of {against.display}"
+    place = "" if position is None else f" at position {position}"
+    return f"logit of {piece.display}{less}{place}"
+
+
 def _label(component: Contribution) -> str:
     block = "" if component.block is None else f"L{component.block}."
     return f"{block}{component.kind}" + ("" if component.index is None else f" {component.index}")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A logit or a label's number of a recorded pass, less another where ``less`` is an address."""
+
+    run: ModuleTrace
+    target: str
+    less: str | None
+    token: int
+    piece: TokenLabel
+    against: int | None
+    against_piece: TokenLabel | None
+    position: int | None  # None of a label
+
+    @property
+    def answer(self) -> str:
+        """The logit in words."""
+        return _in_words(self.piece, self.against_piece, self.position)
+
+    def number(self, run: ModuleTrace) -> float:
+        """The answer in a pass."""
+        return float(run[self.target]) - (0.0 if self.less is None else float(run[self.less]))
+
+
+def ask(
+    model: nn.Module,
+    tokenizer: Any,
+    text: Text,
+    source: Text | None,
+    words: tuple[str | int | None, str | int | None],
+    position: int | None,
+    of: Literal["logit", "label"] | None = None,
+    edits: Edits = (),
+) -> Question:
+    """Records a pass and finds the address of the logit that ``words`` name, and of the one that is
+    taken off it."""
+    token, against = words
+    is_ours, name = isinstance(model, Model), ""
+    if isinstance(model, Model):
+        # before the cap
+        name = "pool.write" if answer_kind(model, of) == "label" else "head.proj"
+        if name == "pool.write":
+            need(
+                position is None,
+                "A label belongs to the whole text and has no position; leave position out.",
+            )
+        else:
+            streams.needs_head(model, "`glassformer contexts` compares its vectors.")
+        need(
+            not streams.is_recurrent(model),
+            "Direct logit attribution needs a residual stream, and a recurrent model has none; use "
+            "`glassformer saliency` instead.",
+        )
+    run = record(model, tokenizer, text, source, edits)
+    if not is_ours:
+        run.structure.depths()
+        name = run.structure.name
+    scores = fp64(run[name])[0]  # (T, V), or labels
+    of_labels = scores.ndim == 1
+    place = None if of_labels else streams.place(position, run.tokens, run.tokenizer)
+    logits = scores if place is None else scores[place]
+    choose = partial(streams.choice, logits.shape[-1], run.tokenizer, logits, of_labels=of_labels)
+    chosen, piece = choose(token)
+    rival, rival_piece = (None, None) if against is None else choose(against)
+    need(
+        rival != chosen,
+        f"The two {'labels' if of_labels else 'tokens'} are the same one, so their difference is "
+        "0; give another.",
+    )
+
+    def number(word: int) -> str:
+        return f"{name}[0,{word}]" if place is None else f"{name}[0,{place},{word}]"
+
+    less = None if rival is None else number(rival)
+    return Question(run, number(chosen), less, chosen, piece, rival, rival_piece, place)
 
 
 def attribute(
@@ -193,62 +275,28 @@ def attribute(
     Example:
         >>> print(glassformer.attribute(model, tokenizer, "Once upon a"))
     """
-    is_ours, name = isinstance(model, Model), ""
-    if isinstance(model, Model):
-        # before the cap
-        name = "pool.write" if answer_kind(model, of) == "label" else "head.proj"
-        if name == "pool.write":
-            need(
-                position is None,
-                "A label belongs to the whole text and has no position; leave position out.",
-            )
-        else:
-            streams.needs_head(model, "`glassformer contexts` compares its vectors.")
-        need(
-            not streams.is_recurrent(model),
-            "Direct logit attribution needs a residual stream, and a recurrent model has none; use "
-            "`glassformer saliency` instead.",
-        )
-    run = record(model, tokenizer, text, source, edits)
-    if not is_ours:
-        run.structure.depths()
-        name = run.structure.name
-    scores = fp64(run[name])[0]  # (T, V), or labels
-    of_labels = scores.ndim == 1
-    place = None if of_labels else streams.place(position, run.tokens, run.tokenizer)
-    logits = scores if place is None else scores[place]
-    choose = partial(streams.choice, logits.shape[-1], run.tokenizer, logits, of_labels=of_labels)
-    chosen, piece = choose(token)
-    rival, rival_piece = (None, None) if against is None else choose(against)
-    need(
-        rival != chosen,
-        f"The two {'labels' if of_labels else 'tokens'} are the same one, so their difference is "
-        "0; give another.",
-    )
-
-    def number(word: int) -> str:
-        return f"{name}[0,{word}]" if place is None else f"{name}[0,{place},{word}]"
-
+    question = ask(model, tokenizer, text, source, (token, against), position, of, edits)
+    is_ours, run, place = isinstance(model, Model), question.run, question.position
+    rival = question.against
     at = ":" if place is None else str(place)
-    writers = _writers(run, at) if is_ours else run.structure.writers(at)
-    less = None if rival is None else number(rival)
-    causes = run.attribute(number(chosen), writers, less)
+    writers = writers_of(run, at)
+    causes = run.attribute(question.target, writers, question.less)
     sums: dict[tuple[Any, ...], list[float]] = {}
     for cause in causes.causes:
         key = (_named if is_ours else _foreign_named)(cause, run, at)
         sums.setdefault(key, []).append(cause.value)
     notes, capped = causes.notes, None
-    if not of_labels and is_ours and cast(Any, model.head).softcap is not None:
+    if place is not None and is_ours and cast(Any, model.head).softcap is not None:
         notes.append("The head caps its logits: parts are of the logit before the cap.")
         capped_logits = run["logits"][0, place]
-        capped = float(capped_logits[chosen]) - (
+        capped = float(capped_logits[question.token]) - (
             0.0 if rival is None else float(capped_logits[rival])
         )
     return Attribution(
-        chosen,
-        piece,
+        question.token,
+        question.piece,
         rival,
-        rival_piece,
+        question.against_piece,
         place,
         [
             Contribution(kind, address, math.fsum(values), block, index)
@@ -263,12 +311,14 @@ def attribute(
     )
 
 
-def _writers(run: ModuleTrace, place: str) -> list[str]:
-    """The addresses of all heads, MLPs, experts and tables of a stack of ours, at one position or
-    all."""
+def writers_of(run: ModuleTrace, place: str, stacks: str = "") -> list[str]:
+    """The addresses of all heads, MLPs, experts and tables that write to the stream at one position
+    or all; of a model of ours in ``stacks``, a pattern (that of the answer)."""
+    if not isinstance(run, Trace):
+        return run.structure.writers(place)
     model: Any = run.module
-    body = model.config.main_body
-    form = re.compile(rf"{body}\.blocks\.\d+\.(.+)|embed\.(token|position|segment|lag\.\d+)")
+    body = stacks or model.config.main_body
+    form = re.compile(rf"{body}\.blocks\.\d+\.(.+)|{'(?:source_)?' * bool(stacks)}{TABLES}")
     names, writers = {**run.aliases, **run.values}, []
     for name, value in names.items():
         match = form.fullmatch(name)

@@ -10,10 +10,13 @@ The carrying is done by the recorded operations, made linear (linearised.py): no
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +32,7 @@ from .operations import Edit, Operation, Slices, Value
 from .rules import origin
 
 Index = tuple[int | slice | Tensor, ...]
-SHOWN = 1 << 14  # numbers of a view that are looked for where they were computed
+SHOWN = 1 << 16  # numbers of a view that are looked for where they were computed
 REASONS = {
     "value": "Fixed at the value that it had",
     "gate": "Fixed at its gate, act(x) / x",
@@ -118,8 +121,9 @@ class _Carried:
     """Gradients carried back from a number, and the causes met on the way."""
 
     def __init__(self, trace: Caused, chosen: Sequence[str], ordinary: bool = False) -> None:
-        self.linearised = Linearised(trace.operations, ordinary)
-        self.operations = trace.operations
+        self.linearised = copy.copy(trace.linearised[ordinary])
+        self.linearised.fixed = Counter()
+        self.operations, self.view_sources = trace.operations, trace.view_sources
         self.gradients: dict[Value, Tensor] = {}
         self.chosen: dict[Value, list[tuple[str, Index]]] = {}
         self.slopes: dict[str, Tensor] = {}
@@ -183,16 +187,11 @@ class _Carried:
                 reached.update(self.linearised.carriers(operation))
         for value in [value for value in self.chosen if value not in reached]:
             for address, place in self.chosen[value]:
-                cells = torch.arange(math.prod(value.shape)).reshape(value.shape)[place]
-                if cells.numel() > SHOWN:
-                    continue
-                indices = torch.stack(torch.unravel_index(cells.reshape(-1), value.shape), -1)
-                sources, places = zip(
-                    *(origin(value, tuple(i)) for i in indices.tolist()), strict=True
-                )
-                if len(set(sources)) == 1 and sources[0] in reached:
-                    columns = torch.tensor(places).T.reshape(-1, *cells.shape)
-                    self.chosen.setdefault(sources[0], []).append((address, tuple(columns)))
+                if address not in self.view_sources:
+                    self.view_sources[address] = _source(value, place)
+                source, index = self.view_sources[address]
+                if source in reached:
+                    self.chosen.setdefault(source, []).append((address, index))
 
     def _stop(self, value: Value, gradient: Tensor) -> Tensor:
         """The gradient without what belongs to chosen places; an ordinary one goes on through
@@ -236,6 +235,19 @@ class _Carried:
         if unmet:
             more = f" and {len(unmet) - 1} more" if len(unmet) > 1 else ""
             yield f"Nothing of it is carried to {unmet[0]}{more}."
+
+
+def _source(value: Value, place: Index) -> tuple[Value, Index]:
+    """The value and the place in which the numbers at a place were computed, if that is one value; else
+    the place itself."""
+    cells = torch.arange(math.prod(value.shape)).reshape(value.shape)[place]
+    if cells.numel() > SHOWN:
+        return value, place
+    indices = torch.stack(torch.unravel_index(cells.reshape(-1), value.shape), -1)
+    sources, places = zip(*(origin(value, tuple(i)) for i in indices.tolist()), strict=True)
+    if len(set(sources)) > 1:
+        return value, place
+    return sources[0], tuple(torch.tensor(places).T.reshape(-1, *cells.shape))
 
 
 # ---------------------------------------------------------------------------------------- patches
@@ -303,6 +315,16 @@ class Caused(ABC):
     values: dict[str, Value]
     aliases: dict[str, Value]
 
+    @functools.cached_property
+    def linearised(self) -> list[Linearised]:
+        """The pass made linear around its values, and that with PyTorch's own gradients."""
+        return [Linearised(self.operations, ordinary) for ordinary in (False, True)]
+
+    @functools.cached_property
+    def view_sources(self) -> dict[str, tuple[Value, Index]]:
+        """The values and places in which numbers of views were computed, by the address of the view."""
+        return {}
+
     @abstractmethod
     def value(self, name: str) -> Value:
         """The value at an address without an index."""
@@ -360,15 +382,23 @@ class Caused(ABC):
         carried.run()
         return carried.causes_of(reader, inner(wide(direction).to(read_numbers), read_numbers))
 
+    def slopes(
+        self, target: str, to: str | Sequence[str], against: str | None = None
+    ) -> tuple[float, dict[str, Tensor]]:
+        """The number at ``target``, less that at ``against``, and PyTorch's own gradients of it by
+        the values ``to`` that it depends on."""
+        carried = _Carried(self, self.choose(to), ordinary=True)
+        number = carried.begin(self, target, against)
+        carried.run()
+        return number, carried.slopes
+
     def compare_patches(
         self, another: Caused, target: str, to: str | Sequence[str], against: str | None = None
     ) -> Patches:
         """Puts each of the values ``to`` of another pass in the place of this one's, beside what
         the ordinary gradient expects of it."""
         addresses = self.choose(to)
-        carried = _Carried(self, addresses, ordinary=True)
-        before = carried.begin(self, target, against)
-        carried.run()
+        before, slopes = self.slopes(target, addresses, against)
 
         def number(run: Caused) -> float:
             return float(run[target]) - (0.0 if against is None else float(run[against]))
@@ -376,7 +406,7 @@ class Caused(ABC):
         patches = []
         for address in addresses:
             change = wide(self._same(another, address)) - wide(self[address])
-            slope = carried.slopes.get(address)
+            slope = slopes.get(address)
             exact = number(self.edit({address: constantly(another[address])})) - before
             patches.append(Patch(address, 0.0 if slope is None else inner(slope, change), exact))
         name = target if against is None else f"{target} - {against}"

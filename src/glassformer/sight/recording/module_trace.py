@@ -206,6 +206,14 @@ class ModuleTrace(Caused):
             )
         return explain(value, at)
 
+    def largest(self, address: str) -> str:
+        """The address of the number at an address that is largest in size."""
+        value, index = self.parse(address)
+        sizes = torch.full(value.shape, -1.0, dtype=torch.float64)
+        sizes[index] = self[address].double().abs().nan_to_num(posinf=0).cpu()
+        places = map(int, torch.unravel_index(sizes.argmax(), value.shape))
+        return f"{value.address}[{','.join(map(str, [*places][value.batch :]))}]"
+
     def why(self, address: str, up: int = 0) -> Iterator[Explanation]:
         """``explain``, then ``up`` steps back along the operand that counts most."""
         explanation = self.explain(address)

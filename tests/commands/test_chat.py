@@ -162,11 +162,14 @@ class Pseudo:
         os.close(other)
         self.text = ""
 
-    def until(self, pattern, seconds=120):
-        """Reads until the pattern appears, and forgets what came before its end."""
+    def until(self, pattern, seconds=120, interrupting=False):
+        """Reads until the pattern appears, and forgets what came before its end. A signal just
+        before readline waits is seen with the next one, so it may be sent again."""
         end = time.monotonic() + seconds
         while not (match := re.search(pattern, self.text)):
             assert time.monotonic() < end, self.text
+            if interrupting:
+                self.interrupt()
             if select.select([self.main], [], [], 1)[0]:
                 self.text += os.read(self.main, 4096).decode("utf-8", "replace")
         before, self.text = self.text[: match.end()], self.text[match.end() :]
@@ -182,8 +185,7 @@ class Pseudo:
 def test_ctrl_c_stops_an_answer_and_keeps_the_chat(folder, tmp_path):
     screen = Pseudo(folder, "--seed", 1)
     screen.until("Ctrl-D ends.*> ".replace(".*", r"[\s\S]*"))
-    screen.interrupt()
-    screen.until("/quit ends")
+    screen.until("/quit ends", interrupting=True)
     screen.type("the cat sat\n")
     screen.until("sat\r\n.{5}")
     screen.interrupt()

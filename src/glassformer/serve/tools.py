@@ -35,16 +35,16 @@ class CallFormat:
         call = f"({' | '.join(calls)})"
         if not self.opening:  # the whole answer
             return f"calls: {call}\nmixed: calls | /([^{{\\s](.|\\n)*)?/\n"
-        one, repeated = rf'"\n" {call} "\n{self.closing}"', rf'("\n" {mark} REST)*'
+        call_end, repeated = rf'"\n" {call} "\n{self.closing}"', rf'("\n" {mark} REST)*'
         if self.is_list:
-            one, repeated = f'"[" {call} {f"""(", " {call})*""" if several else ""} "]"', ""
-        repeated = repeated.replace("REST", one) if several else ""
+            call_end, repeated = f'"[" {call} {f"""(", " {call})*""" if several else ""} "]"', ""
+        repeated = repeated.replace("REST", call_end) if several else ""
         # the lazy suffix ends a text at the opening
         is_text = mark.startswith('"')
         before = f"before[suffix={mark}]: TEXT\n" if is_text else f"before: TEXT {mark}\n"
         times = "*" if several and not self.is_list else "?"
-        mixed = f"mixed: (before {one}){times} TEXT\n"
-        return f"calls: {mark} {one} {repeated}\n{mixed}{before}TEXT: {TEXT}\n"
+        mixed = f"mixed: (before {call_end}){times} TEXT\n"
+        return f"calls: {mark} {call_end} {repeated}\n{mixed}{before}TEXT: {TEXT}\n"
 
 
 FORMATS = {
@@ -59,8 +59,8 @@ OTHERS = ("<function=", "<arg_key>", "[ARGS]")
 
 def call_format(template: str) -> CallFormat | None:
     """The format in which a chat template writes calls; None for one that is not read here."""
-    known = (FORMATS[sign] for sign in FORMATS if sign in template)
-    return None if any(sign in template for sign in OTHERS) else next(known, None)
+    forms = (FORMATS[sign] for sign in FORMATS if sign in template)
+    return None if any(sign in template for sign in OTHERS) else next(forms, None)
 
 
 def grammar(

@@ -41,9 +41,7 @@ class Distill(Chat):
     """
 
     teacher: str = ""  # a model's folder or name; none: logits are read
-    logits: str = (
-        ""  # a file of the teacher's likeliest tokens, .npz; none: the teacher reads along
-    )
+    logits: str = ""  # a file of its likeliest tokens, .npz; none: the teacher reads along
     top: PositiveInt = 64  # tokens of each place that are saved
     temperature: PositiveFloat = 2.0  # both models' logits are divided by it
     alpha: Weight = 0.5  # how much the teacher counts; the rest is the loss of Chat
@@ -76,8 +74,8 @@ class Distill(Chat):
         names = [*sizes]
         before = sum(sizes[name] for name in names[: names.index(key)])
         side = encoded.sides[0]
-        counts = np.concatenate([[0], np.cumsum(side.columns["targets"] >= 0)])
-        return replace(encoded, reference=(before + counts[side.starts[:-1]])[:, None])
+        targets_before = np.concatenate([[0], np.cumsum(side.columns["targets"] >= 0)])
+        return replace(encoded, reference=(before + targets_before[side.starts[:-1]])[:, None])
 
     def _likeliest(self, encoded: Encoded, context: int) -> tuple[Array, Array]:
         """The teacher's likeliest tokens at each counted place, and their logits (N, top)."""

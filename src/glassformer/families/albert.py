@@ -20,7 +20,7 @@ from .encoder_pages import (
 from .keys import ConfigWords, Section, key, only, revise
 from .mechanisms import LoopedStack
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 DROPOUT = "classifier_dropout_prob"
 ENDS = ends("Albert", "albert.pooler", dropout=DROPOUT, usual=0.1)
@@ -86,24 +86,4 @@ def table(model: Encoder) -> Table:
     return encoder_pages.table(model, "albert", HEAD, inside, labels, unread, transform=names)
 
 
-ALBERT = Recipe(
-    name="albert",
-    paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised Learning of Language "
-    "Representations (arXiv 1909.11942)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size
-        base    768  12 12 3072
-        large   1024 24 16 4096
-        xlarge  2048 24 16 8192
-        xxlarge 4096 12 64 16384
-        """,
-        vocab_size=30_000,
-        architectures=["AlbertForMaskedLM"],
-    ),
-    family="Albert",
-    heads=(PRETRAINING, *HEADS),
-    tokenizer="albert/albert-base-v2 (SentencePiece)",
-    words=WORDS,
-    weights=table,
-)
+ALBERT = page("albert", family="Albert", heads=(PRETRAINING, *HEADS), words=WORDS, weights=table)

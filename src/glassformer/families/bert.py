@@ -29,7 +29,7 @@ from .encoder_pages import (
 )
 from .keys import ConfigWords, Section, key, keys, only
 from .names import Table
-from .recipe import MISSING, ConfigReader, Recipe, Settings, sizes
+from .recipe import MISSING, ConfigReader, Settings, page
 
 PRETRAINING, NEXT_SENTENCE = "PreTraining", "NextSentencePrediction"
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
@@ -98,30 +98,6 @@ def table(model: Encoder) -> Table:
     )
 
 
-BERT = Recipe(
-    name="bert",
-    paper="Devlin et al. 2018, BERT (arXiv 1810.04805); Turc et al. 2019 (the small sizes); Wang "
-    "et al. 2020, MiniLM",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size \
-        architectures sentence_vectors
-        tiny        128  2  2  512  30522 ["BertForPreTraining"] -
-        mini        256  4  4  1024 30522 ["BertForPreTraining"] -
-        small       512  4  8  2048 30522 ["BertForPreTraining"] -
-        medium      512  8  8  2048 30522 ["BertForPreTraining"] -
-        base        768  12 12 3072 30522 ["BertForPreTraining"] -
-        base-cased  768  12 12 3072 28996 ["BertForPreTraining"] -
-        large       1024 24 16 4096 30522 ["BertForPreTraining"] -
-        large-cased 1024 24 16 4096 28996 ["BertForPreTraining"] -
-        minilm-l6   384  6  12 1536 30522 -                      {"normalize":true,"max_seq_length":256}
-        minilm-l12  384  12 12 1536 30522 -                      {"normalize":true,"max_seq_length":128}
-        """,
-    ),
-    family="Bert",
-    heads=(PRETRAINING, *HEADS, NEXT_SENTENCE),
-    tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
-    checkpoint="google-bert/bert-base-uncased",
-    words=WORDS,
-    weights=table,
+BERT = page(
+    "bert", family="Bert", heads=(PRETRAINING, *HEADS, NEXT_SENTENCE), words=WORDS, weights=table
 )

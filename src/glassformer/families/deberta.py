@@ -31,7 +31,7 @@ from .encoder_pages import (
 )
 from .keys import MOST_POSITIONS, ConfigWords, Key, Section, key, only, revise
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Recipe, Settings, page
 
 SCORES = {"c2p": "content_to_position", "p2c": "position_to_content"}
 
@@ -174,7 +174,7 @@ def table(model: Encoder) -> Table:
     return encoder_pages.table(model, "deberta", _WORDS, trunk_rules, pool, unread, newer)
 
 
-def recipe(name: str, first: bool, paper: str, tokenizer: str, published: Any) -> Recipe:
+def recipe(name: str, first: bool) -> Recipe:
     """The recipe of a version."""
     family = "Deberta" if first else "DebertaV2"
     heads = tuple(head for head in HEADS if not first or head != CHOICE)
@@ -182,13 +182,10 @@ def recipe(name: str, first: bool, paper: str, tokenizer: str, published: Any) -
     ends = Section(read_ends, partial(write_ends, family=family))
     attention: Any = DisentangledAttention(1, bias=True, out_bias=True, key_bias=not first)
     position: Any = RelativeEmbedding()
-    return Recipe(
-        name=name,
-        paper=paper,
-        sizes=published,
+    return page(
+        name,
         family=family,
         heads=heads,
-        tokenizer=tokenizer,
         words=ConfigWords(
             encoder(replace(BLOCK, attention=attention), position), KEYS, [layers, ends]
         ),
@@ -196,42 +193,5 @@ def recipe(name: str, first: bool, paper: str, tokenizer: str, published: Any) -
     )
 
 
-DEBERTA = recipe(
-    "deberta",
-    True,
-    "He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention (arXiv 2006.03654)",
-    "microsoft/deberta-base (byte-level BPE)",
-    sizes(
-        """
-            hidden_size num_hidden_layers num_attention_heads intermediate_size
-            base  768  12 12 3072
-            large 1024 24 16 4096
-            """,
-        vocab_size=50_265,
-        position_biased_input=False,
-        pos_att_type=["c2p", "p2c"],
-        architectures=["DebertaForMaskedLM"],
-    ),
-)
-DEBERTA_V2 = recipe(
-    "deberta-v2",
-    False,
-    "He et al. 2023, DeBERTaV3: Improving DeBERTa using ELECTRA-Style Pre-Training (arXiv 2111.09543)",
-    "microsoft/deberta-v3-small (Unigram)",
-    sizes(
-        """
-            hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size
-            v3-xsmall        384  12 6  1536 -
-            v3-small         768  6  12 3072 -
-            v3-base          768  12 12 3072 -
-            v3-large         1024 24 16 4096 -
-            mdeberta-v3-base 768  12 12 3072 251000
-            """,
-        position_biased_input=False,
-        pos_att_type=["c2p", "p2c"],
-        position_buckets=256,
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-        architectures=["DebertaV2ForMaskedLM"],
-    ),
-)
+DEBERTA = recipe("deberta", True)
+DEBERTA_V2 = recipe("deberta-v2", False)

@@ -19,7 +19,7 @@ from .encoder_pages import (
 )
 from .keys import ACTIVATIONS, ConfigWords, Section
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 DISCRIMINATOR, ENDS = "PreTraining", ends("Electra", act="gelu", words="gelu")
 SUMMARY = "sequence_summary.summary"
@@ -85,27 +85,6 @@ def table(model: Encoder) -> Table:
     )
 
 
-ELECTRA = Recipe(
-    name="electra",
-    paper="Clark et al. 2020, ELECTRA: Pre-training Text Encoders as Discriminators (arXiv "
-    "2003.10555)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size architectures \
-        embedding_size
-        small           256  12 4  1024 ["ElectraForPreTraining"] -
-        base            768  12 12 3072 ["ElectraForPreTraining"] 768
-        large           1024 24 16 4096 ["ElectraForPreTraining"] 1024
-        small-generator 256  12 4  1024 ["ElectraForMaskedLM"]    -
-        base-generator  256  12 4  1024 ["ElectraForMaskedLM"]    768
-        large-generator 256  24 4  1024 ["ElectraForMaskedLM"]    1024
-        """,
-        vocab_size=30_522,
-    ),
-    family="Electra",
-    heads=(DISCRIMINATOR, *HEADS),
-    tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",
-    checkpoint="google/electra-small-discriminator",
-    words=WORDS,
-    weights=table,
+ELECTRA = page(
+    "electra", family="Electra", heads=(DISCRIMINATOR, *HEADS), words=WORDS, weights=table
 )

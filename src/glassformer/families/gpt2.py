@@ -22,7 +22,7 @@ from . import decoder_pages
 from .decoder_pages import first_block, joint
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
 from .names import Names, Table
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def wide(dim: str = "n_embd", name: str = "") -> Key:
@@ -144,23 +144,9 @@ def table(
 
 TABLE = table(NORMS, turned=MATRICES, more=joint("attn.c_attn", layer=THEIRS, transpose=True))
 
-GPT2 = Recipe(
-    name="gpt2",
-    paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners; Karpathy "
-    "2022, nanoGPT",
-    sizes=sizes(
-        """
-        n_embd n_layer n_head vocab_size activation_function bias
-        124m    768  12 12 50257 -      -
-        350m    1024 24 16 50257 -      -
-        774m    1280 36 20 50257 -      -
-        1.5b    1600 48 25 50257 -      -
-        nanogpt 768  12 12 50304 "gelu" false
-        """,
-        resid_pdrop=0.0,
-    ),
+GPT2 = page(
+    "gpt2",
     architectures=("GPT2LMHeadModel", "GPT2Model"),
-    tokenizer="openai-community/gpt2",
     words=WORDS,
     weights=TABLE,
     layout=layout,

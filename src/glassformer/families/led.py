@@ -16,7 +16,7 @@ from . import bart
 from .keys import ConfigWords, Section, revise
 from .longformer import GlobalTokens, LongformerAttention, SideTable
 from .names import Table
-from .recipe import ConfigReader, Recipe, Settings, sizes, tile
+from .recipe import ConfigReader, Settings, page, tile
 
 
 def mask_of(window: int, tokens: int) -> Any:
@@ -114,22 +114,4 @@ def table(model: Model) -> Table:
     )
 
 
-LED = Recipe(
-    name="led",
-    paper="Beltagy et al. 2020, Longformer: The Long-Document Transformer (arXiv 2004.05150)",
-    sizes=sizes(
-        """
-        d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads \
-        encoder_ffn_dim decoder_ffn_dim global_tokens
-        base-16384        768  6 6 12 12 3072 3072 -
-        large-16384       1024 - - -  -  -    -    -
-        large-16384-arxiv 1024 - - -  -  -    -    1
-        """,
-        vocab_size=50_265,
-        attention_window=1024,
-    ),
-    architectures=bart.ends("LED"),
-    tokenizer="allenai/led-base-16384 (byte-level BPE)",
-    words=WORDS,
-    weights=table,
-)
+LED = page("led", architectures=bart.ends("LED"), words=WORDS, weights=table)

@@ -30,7 +30,7 @@ from .encoder_pages import (
 from .keys import MOST_POSITIONS, Key, Section, key, only
 from .mechanisms import FirstBlock
 from .names import Table
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 LOCAL, GLOBAL = 10_000.0, 160_000.0  # theta of blocks with a window, and of the others
 NORM = LayerNorm(bias=False)
@@ -162,22 +162,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-MODERNBERT = Recipe(
-    name="modernbert",
-    paper="Warner et al. 2024, Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder "
-    "(arXiv 2412.13663)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size
-        base  768  22 12 1152
-        large 1024 28 16 2624
-        """,
-        vocab_size=50_368,
-        architectures=["ModernBertForMaskedLM"],
-    ),
-    family="ModernBert",
-    heads=HEADS,
-    tokenizer="answerdotai/ModernBERT-base (byte-level BPE)",
-    words=WORDS,
-    weights=table,
-)
+MODERNBERT = page("modernbert", family="ModernBert", heads=HEADS, words=WORDS, weights=table)

@@ -6,7 +6,7 @@ from ..core.config import MLP, Alibi, Attention, Block, LayerNorm
 from . import gpt2
 from .decoder_pages import decoder, joint
 from .keys import Section, keys, only, read_keys, write_keys
-from .recipe import ConfigReader, Recipe, sizes
+from .recipe import ConfigReader, page
 
 ATTENTION = (
     # "learned_pos_emb" beside it says nothing: ALiBi takes its place
@@ -44,19 +44,8 @@ WORDS = gpt2.words(
 )
 
 BLOCKS = "transformer.blocks.{i}"
-MPT = Recipe(
-    name="mpt",
-    paper="MosaicML 2023, Introducing MPT-7B: A New Standard for Open-Source, Commercially Usable "
-    "LLMs",
-    sizes=sizes(
-        """
-        d_model n_layers n_heads max_seq_len
-        7b  4096 32 32 -
-        30b 7168 48 64 8192
-        """,
-        vocab_size=50_432,
-    ),
-    tokenizer="mosaicml/mpt-7b",
+MPT = page(
+    "mpt",
     words=WORDS,
     family="Mpt",
     weights=gpt2.table(

@@ -25,7 +25,7 @@ from .encoder_pages import (
 )
 from .keys import ConfigWords, Section, key, only, revise
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 KEYS = revise(
     SHARED,
@@ -108,26 +108,11 @@ def table(model: Encoder) -> Table:
     )
 
 
-NOMIC_BERT = Recipe(
-    name="nomic-bert",
-    paper="Nussbaum et al. 2024, Nomic Embed: Training a Reproducible Long Context Text Embedder "
-    "(arXiv 2402.01613)",
-    sizes=sizes(
-        """
-        architectures sentence_vectors
-        base       ["NomicBertForMaskedLM"] -
-        embed-v1.5 -                        {"max_seq_length":2048}
-        """,
-        hidden_size=768,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        intermediate_size=3072,
-        vocab_size=30_528,
-    ),
+NOMIC_BERT = page(
+    "nomic-bert",
     family="NomicBert",
     heads=(MASKED, LABELS, TOKENS),
     model_type="nomic_bert",
-    tokenizer="nomic-ai/nomic-embed-text-v1.5 (WordPiece, uncased)",
     words=WORDS,
     weights=table,
     fixed=("pad_token_id",),

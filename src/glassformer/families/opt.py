@@ -8,7 +8,7 @@ from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Learned, Mo
 from ..core.errors import need
 from .decoder_pages import attention, decoder, first_block, stack, table
 from .keys import ConfigWords, Section, key, keys, only
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def _norms(raw: ConfigReader, model: Decoder) -> Decoder:
@@ -60,21 +60,8 @@ _LAYERS = {
     "ffn.up": "fc1",
     "ffn.down": "fc2",
 }
-OPT = Recipe(
-    name="opt",
-    paper="Zhang et al. 2022, OPT: Open Pre-trained Transformer Language Models (arXiv 2205.01068)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads ffn_dim
-        125m 768  -  -  -
-        1.3b 2048 24 32 8192
-        2.7b 2560 32 32 10240
-        6.7b 4096 32 32 16384
-        13b  5120 40 40 20480
-        30b  7168 48 56 28672
-        """,
-    ),
-    tokenizer="facebook/opt-125m",
+OPT = page(
+    "opt",
     words=WORDS,
     family="OPT",
     weights=table(

@@ -19,7 +19,7 @@ from .decoder_pages import LONGROPE, decoder, read_rotary, turned, window, words
 from .keys import Section, only
 from .mixtral import WEIGHTS
 from .phi import short_context, write_context
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 from .sparse_mixer import SparseMixerMoE
 
 
@@ -65,21 +65,9 @@ WORDS = words(
     router_aux_loss_coef=0.001,
 )
 
-PHIMOE = Recipe(
-    name="phimoe",
-    paper="Abdin et al. 2024, Phi-3 Technical Report (arXiv 2404.14219)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size \
-        max_position_embeddings vocab_size
-        3.5 4096 32 32 6400 4096 32064
-        """,
-        attention_bias=True,
-        lm_head_bias=True,
-        rope_theta=10000.0,
-    ),
+PHIMOE = page(
+    "phimoe",
     architectures=("PhimoeForCausalLM", "PhiMoEForCausalLM", "PhimoeModel"),
-    tokenizer="microsoft/Phi-3.5-MoE-instruct",
     words=WORDS,
     weights=WEIGHTS,
 )

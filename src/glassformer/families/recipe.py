@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..core import config
@@ -24,18 +25,6 @@ def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
     lengths = (length for length in range(1, depth) if depth % length == 0)
     repeats = (n for n in lengths if all(blocks[i] == blocks[i % n] for i in range(depth)))
     return tuple(blocks[: next(repeats, depth)])
-
-
-def sizes(table: str, **words: Any) -> dict[str, Settings]:
-    """Published sizes in the words of their config.json: those of every size, and a ``table``.
-
-    Its first line has words, and each other one a size's name and values as JSON, - for none.
-    """
-    head, *lines = (line.split() for line in table.strip().splitlines())
-    return {
-        name: words | {word: json.loads(x) for word, x in zip(head, row, strict=True) if x != "-"}
-        for name, *row in lines
-    }
 
 
 class PublishedSizes(Mapping[str, config.Model]):
@@ -140,3 +129,19 @@ class BothWays(Protocol):
     def decode(self, raw: ConfigReader) -> config.Model: ...
 
     def encode(self, model: Any) -> Settings: ...
+
+
+PUBLISHED: Settings = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
+"""Of each family here, its paper, tokenizer and checkpoint, and tables of its sizes: values in the
+order of ``words``, "-" for none, and the words of ``every`` size."""
+
+
+def page(name: str, **recipe: Any) -> Recipe:
+    """The recipe of a family here: what is published of it, and what its page says."""
+    entry, sizes = PUBLISHED[name], Settings()
+    for table in entry.get("sizes", ()):
+        for size, values in table["models"].items():
+            stated = zip(table["words"].split(), values, strict=True)
+            row = {word: value for word, value in stated if value != "-"}
+            sizes[size] = table.get("every", {}) | row
+    return Recipe(name, **entry | {"sizes": sizes} | recipe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.config import Attention, Block, GatedMLP, LayerNorm, Rotary
 from .decoder_pages import LLAMA_TABLE, decoder, rotary, words
 from .keys import Key, only
-from .recipe import Recipe, sizes
+from .recipe import page
 
 WORDS = words(
     decoder(Block(Attention(1, out_bias=False), GatedMLP(1), LayerNorm()), Rotary()),
@@ -25,19 +25,4 @@ WORDS = words(
     use_qkv_bias=(False, "attention.bias"),
 )
 
-STABLELM = Recipe(
-    name="stablelm",
-    paper="Bellagente et al. 2024, Stable LM 2 1.6B Technical Report (arXiv 2402.17834)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers intermediate_size vocab_size use_qkv_bias
-        3b-4e1t 2560 32 6912 50304  -
-        2-1.6b  2048 24 5632 100352 true
-        """,
-        num_attention_heads=32,
-    ),
-    tokenizer="stabilityai/stablelm-2-1_6b",
-    words=WORDS,
-    family="StableLm",
-    weights=LLAMA_TABLE,
-)
+STABLELM = page("stablelm", words=WORDS, family="StableLm", weights=LLAMA_TABLE)

@@ -37,7 +37,7 @@ from .keys import (
 )
 from .names import NameRule, Table
 from .pair_pages import start, template
-from .recipe import MISSING, ConfigReader, Recipe, Settings, sizes
+from .recipe import MISSING, ConfigReader, Settings, page
 
 WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
 
@@ -183,49 +183,10 @@ def table(model: Model) -> Table:
     )
 
 
-def published(prefix: str, table: str, **words: Any) -> dict[str, Settings]:
-    """Sizes, and those of ``table`` that are named for it as encoders alone."""
-    rows = sizes(table, **words)
-    alone = {"architectures": [prefix + ENCODER]}
-    return {name: row | (alone if name.endswith("encoder") else {}) for name, row in rows.items()}
-
-
-T5 = Recipe(
-    name="t5",
-    paper="Raffel et al. 2020 (arXiv 1910.10683); Shazeer 2020 (the gates of 1.1); Chung et al. "
-    "2022 (Flan)",
-    sizes=published(
-        "",
-        """
-        d_model num_layers num_heads d_ff d_kv feed_forward_proj tie_word_embeddings
-        small             512  6  8   2048  -   -                -
-        base              768  12 12  3072  -   -                -
-        large             1024 24 16  4096  -   -                -
-        3b                1024 24 32  16384 128 -                -
-        11b               1024 24 128 65536 128 -                -
-        1.1-small         512  8  6   1024  -   "gated-gelu_new" false
-        1.1-base          768  12 12  2048  -   "gated-gelu_new" false
-        1.1-large         1024 24 16  2816  -   "gated-gelu_new" false
-        1.1-xl            2048 24 32  5120  -   "gated-gelu_new" false
-        1.1-xxl           4096 24 64  10240 -   "gated-gelu_new" false
-        flan-small        512  8  6   1024  -   "gated-gelu_new" false
-        flan-base         768  12 12  2048  -   "gated-gelu_new" false
-        flan-large        1024 24 16  2816  -   "gated-gelu_new" false
-        flan-xl           2048 24 32  5120  -   "gated-gelu_new" false
-        flan-xxl          4096 24 64  10240 -   "gated-gelu_new" false
-        1.1-small-encoder 512  8  6   1024  -   "gated-gelu_new" -
-        1.1-base-encoder  768  12 12  2048  -   "gated-gelu_new" -
-        1.1-large-encoder 1024 24 16  2816  -   "gated-gelu_new" -
-        1.1-xl-encoder    2048 24 32  5120  -   "gated-gelu_new" -
-        1.1-xxl-encoder   4096 24 64  10240 -   "gated-gelu_new" -
-        """,
-        vocab_size=32_128,
-        layer_norm_epsilon=1e-05,
-    ),
+T5 = page(
+    "t5",
     architectures=(WHOLE, ENCODER, "T5WithLMHeadModel", "T5Model"),
     model_type="t5",
-    tokenizer="spiece.model beside the published weights (Unigram, 100 sentinels)",
-    checkpoint="google-t5/t5-small",
     words=words(""),
     weights=table,
 )

@@ -21,7 +21,7 @@ from ..core.config.norm import LayerNorm
 from ..core.config.position import Sinusoidal
 from .keys import MOST_TOKENS, ConfigWords, Key, Section, keys, only
 from .pair_pages import BOTH_SIDES, pair, pair_table, scale_key, start, template
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Settings, page
 
 BLOCK = Block(Attention(1, bias=True), MLP(1, "relu", bias=True), LayerNorm(), "post")
 
@@ -73,10 +73,8 @@ def layout(model: Model) -> Model:
     return serial.change(model, {"head.bias": True})
 
 
-VASWANI = Recipe(
-    name="vaswani",
-    paper="Vaswani et al. 2017, Attention Is All You Need; Junczys-Dowmunt et al. 2018, Marian "
-    "(the layout)",
+VASWANI = page(
+    "vaswani",
     sizes={
         # Wu et al. 2021 (arXiv 2105.14462), for Multi30k
         "tiny": vaswani(128, 4, 4, 256, 10_000, 0.3),
@@ -85,8 +83,6 @@ VASWANI = Recipe(
     },
     architectures=("MarianMTModel",),
     model_type="marian",
-    tokenizer="train your own, one for both languages",
-    checkpoint="Helsinki-NLP/opus-mt-en-de",
     words=WORDS,
     weights=pair_table(),
     layout=layout,

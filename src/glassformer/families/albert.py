@@ -11,7 +11,6 @@ from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
 from .bert import PRETRAINING, TRUNK
 from .encoder_pages import (
-    HEADS,
     embeddings,
     ends,
     head_of,
@@ -86,4 +85,4 @@ def table(model: Encoder) -> Table:
     return encoder_pages.table(model, "albert", HEAD, inside, labels, unread, transform=names)
 
 
-ALBERT = page("albert", family="Albert", heads=(PRETRAINING, *HEADS), words=WORDS, weights=table)
+ALBERT = page("albert", words=WORDS, weights=table)

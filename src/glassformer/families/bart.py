@@ -103,37 +103,13 @@ def table(model: Model) -> Table:
     return pair_table(*rules(layers), *learned, sines=not learned, prefix="model.")
 
 
-def ends(family: str) -> tuple[str, str]:
-    """The classes of a family in transformers."""
-    return f"{family}ForConditionalGeneration", f"{family}Model"
-
-
-BART = page(
-    "bart",
-    architectures=ends("Bart"),
-    model_type="bart",
-    words=words(TABLE, place="post", normed=True, first=2),
-    weights=table,
-)
-MBART = page(
-    "mbart",
-    architectures=ends("MBart"),
-    model_type="mbart",
-    words=words(TABLE, normed=True),
-    weights=table,
-)
+BART = page("bart", words=words(TABLE, place="post", normed=True, first=2), weights=table)
+MBART = page("mbart", words=words(TABLE, normed=True), weights=table)
 M2M_100 = page(
-    "m2m-100",
-    architectures=ends("M2M100"),
-    model_type="m2m_100",
-    words=words(NUMBERED, OFFSET, scaled=True, act="relu", first=2),
-    weights=table,
-    fixed=("pad_token_id",),
+    "m2m-100", words=words(NUMBERED, OFFSET, scaled=True, act="relu", first=2), weights=table
 )
 PEGASUS = page(
     "pegasus",
-    architectures=ends("Pegasus"),
-    model_type="pegasus",
     words=words(
         SINES,
         Key("", "position", _sines_or_table),

@@ -18,7 +18,6 @@ from ..core.config.position import Learned
 from . import encoder_pages
 from .encoder_pages import (
     CHOICE,
-    HEADS,
     LABELS,
     encoder,
     ends,
@@ -98,6 +97,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-BERT = page(
-    "bert", family="Bert", heads=(PRETRAINING, *HEADS, NEXT_SENTENCE), words=WORDS, weights=table
-)
+BERT = page("bert", words=WORDS, weights=table)

@@ -49,4 +49,4 @@ def weights(model: Model) -> Table:
     )
 
 
-BLOOM = page("bloom", words=WORDS, family="Bloom", weights=weights)
+BLOOM = page("bloom", words=WORDS, weights=weights)

@@ -27,8 +27,5 @@ WORDS = words(
 )
 
 COHERE2 = page(
-    "cohere2",
-    words=WORDS,
-    family="Cohere2",
-    weights=table(ATTENTION, GATED, {"attn_norm": "input_layernorm"}),
+    "cohere2", words=WORDS, weights=table(ATTENTION, GATED, {"attn_norm": "input_layernorm"})
 )

@@ -19,7 +19,6 @@ from .bert import BLOCK, SHARED
 from .disentangled import DisentangledAttention, RelativeEmbedding
 from .encoder_pages import (
     CHOICE,
-    HEADS,
     LABELS,
     LAYER,
     encoder,
@@ -177,15 +176,12 @@ def table(model: Encoder) -> Table:
 def recipe(name: str, first: bool) -> Recipe:
     """The recipe of a version."""
     family = "Deberta" if first else "DebertaV2"
-    heads = tuple(head for head in HEADS if not first or head != CHOICE)
     layers = Section(partial(read_layers, first=first), partial(write_layers, first=first))
     ends = Section(read_ends, partial(write_ends, family=family))
     attention: Any = DisentangledAttention(1, bias=True, out_bias=True, key_bias=not first)
     position: Any = RelativeEmbedding()
     return page(
         name,
-        family=family,
-        heads=heads,
         words=ConfigWords(
             encoder(replace(BLOCK, attention=attention), position), KEYS, [layers, ends]
         ),

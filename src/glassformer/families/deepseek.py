@@ -169,9 +169,5 @@ _LAYERS = {
     "attn.out": "self_attn.o_proj",
 }
 
-DEEPSEEK_V2 = page(
-    "deepseek_v2", words=WORDS2, family="DeepseekV2", weights=mixtures.table(_LAYERS)
-)
-DEEPSEEK_V3 = page(
-    "deepseek_v3", words=WORDS3, family="DeepseekV3", weights=mixtures.table(_LAYERS)
-)
+DEEPSEEK_V2 = page("deepseek_v2", words=WORDS2, weights=mixtures.table(_LAYERS))
+DEEPSEEK_V3 = page("deepseek_v3", words=WORDS3, weights=mixtures.table(_LAYERS))

@@ -10,7 +10,6 @@ from .bert import BLOCK
 from .encoder_pages import (
     ANSWERS,
     CHOICE,
-    HEADS,
     LABELS,
     TOKENS,
     blocks,
@@ -102,11 +101,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-DISTILBERT = page(
-    "distilbert",
-    family="DistilBert",
-    heads=HEADS,
-    model_type="distilbert",
-    words=WORDS,
-    weights=table,
-)
+DISTILBERT = page("distilbert", words=WORDS, weights=table)

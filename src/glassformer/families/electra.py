@@ -10,7 +10,6 @@ from ..core.config.pool import Pool
 from .bert import KEYS, TRUNK
 from .encoder_pages import (
     CHOICE,
-    HEADS,
     ends,
     head_of,
     moved,
@@ -85,6 +84,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-ELECTRA = page(
-    "electra", family="Electra", heads=(DISCRIMINATOR, *HEADS), words=WORDS, weights=table
-)
+ELECTRA = page("electra", words=WORDS, weights=table)

@@ -11,7 +11,7 @@ from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from . import roberta
 from .bert import SHARED
-from .encoder_pages import LABELS, LAYER, MASKED, TOKENS, encoder, trunk
+from .encoder_pages import LAYER, encoder, trunk
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import MaskedEmbed, StoredRotary
 from .names import NameRule, Table, rules
@@ -88,11 +88,4 @@ def table(model: Encoder) -> Table:
     return replace(table, ignore=ignore, renamed=(*table.renamed, *_RENAMED))
 
 
-ESM = page(
-    "esm",
-    family="Esm",
-    heads=(MASKED, LABELS, TOKENS),
-    words=WORDS,
-    weights=table,
-    fixed=("pad_token_id", "mask_token_id"),
-)
+ESM = page("esm", words=WORDS, weights=table)

@@ -57,8 +57,6 @@ WORDS = words(
 
 EUROBERT = page(
     "eurobert",
-    family="EuroBert",
-    heads=(MASKED, TOKENS),
     words=WORDS,
     weights=decoder_pages.table(
         ATTENTION,

@@ -33,9 +33,4 @@ WORDS = words(
     rms_norm_eps=1e-5,
 )
 
-EXAONE4 = page(
-    "exaone4",
-    words=WORDS,
-    family="Exaone4",
-    weights=table(ATTENTION, GATED, QK_NORMS, OUTPUT_NORMS),
-)
+EXAONE4 = page("exaone4", words=WORDS, weights=table(ATTENTION, GATED, QK_NORMS, OUTPUT_NORMS))

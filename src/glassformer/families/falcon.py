@@ -94,4 +94,4 @@ def weights(model: Model) -> Table:
     )
 
 
-FALCON = page("falcon", words=WORDS, family="Falcon", weights=weights)
+FALCON = page("falcon", words=WORDS, weights=weights)

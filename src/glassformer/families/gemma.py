@@ -55,7 +55,7 @@ WORDS2 = words(
     tie_word_embeddings=True,
 )
 
-GEMMA = page("gemma", words=WORDS, family="Gemma", weights=LLAMA_TABLE)
+GEMMA = page("gemma", words=WORDS, weights=LLAMA_TABLE)
 
 SANDWICH = {
     "attn_norm": "input_layernorm",
@@ -63,4 +63,4 @@ SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "ffn_post_norm": "post_feedforward_layernorm",
 }
-GEMMA2 = page("gemma2", words=WORDS2, family="Gemma2", weights=table(ATTENTION, GATED, SANDWICH))
+GEMMA2 = page("gemma2", words=WORDS2, weights=table(ATTENTION, GATED, SANDWICH))

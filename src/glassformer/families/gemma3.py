@@ -52,10 +52,4 @@ WORDS = words(
     tie_word_embeddings=True,
 )
 
-GEMMA3 = page(
-    "gemma3",
-    architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
-    model_type="gemma3_text",
-    words=WORDS,
-    weights=table(ATTENTION, GATED, QK_NORMS, gemma.SANDWICH),
-)
+GEMMA3 = page("gemma3", words=WORDS, weights=table(ATTENTION, GATED, QK_NORMS, gemma.SANDWICH))

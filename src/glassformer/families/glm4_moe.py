@@ -24,6 +24,4 @@ WORDS = words(
     attention_bias=False,
 )
 
-GLM4_MOE = page(
-    "glm4_moe", words=WORDS, family="Glm4Moe", weights=mixtures.table(ATTENTION, QK_NORMS)
-)
+GLM4_MOE = page("glm4_moe", words=WORDS, weights=mixtures.table(ATTENTION, QK_NORMS))

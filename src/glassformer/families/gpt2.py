@@ -144,10 +144,4 @@ def table(
 
 TABLE = table(NORMS, turned=MATRICES, more=joint("attn.c_attn", layer=THEIRS, transpose=True))
 
-GPT2 = page(
-    "gpt2",
-    architectures=("GPT2LMHeadModel", "GPT2Model"),
-    words=WORDS,
-    weights=TABLE,
-    layout=layout,
-)
+GPT2 = page("gpt2", words=WORDS, weights=TABLE, layout=layout)

@@ -50,4 +50,4 @@ def weights(model: Model) -> Table:
     return gpt2.table(gpt2.NORMS, gpt2.MATRICES, more=fused)
 
 
-GPT_BIGCODE = page("gpt_bigcode", words=WORDS, family="GPTBigCode", weights=weights)
+GPT_BIGCODE = page("gpt_bigcode", words=WORDS, weights=weights)

@@ -64,7 +64,6 @@ WORDS = gpt2.words(
 GPT_NEO = page(
     "gpt_neo",
     words=WORDS,
-    family="GPTNeo",
     weights=gpt2.table(
         gpt2.NORMS,
         gpt2.MATRICES,

@@ -81,4 +81,4 @@ def weights(model: Model) -> Table:
     )
 
 
-GPT_NEOX = page("gpt_neox", words=WORDS, family="GPTNeoX", weights=weights)
+GPT_NEOX = page("gpt_neox", words=WORDS, weights=weights)

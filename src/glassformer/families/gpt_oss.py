@@ -56,7 +56,6 @@ _EXPERTS, _FFN = f"{THEIRS}.mlp.experts", f"{OURS}.ffn"
 GPT_OSS = page(
     "gpt_oss",
     words=WORDS,
-    family="GptOss",
     weights=table(
         ATTENTION,
         NORMS,

@@ -45,7 +45,6 @@ LAYERS = {"attn_norm": "ln_1", "ffn.up": "mlp.fc_in", "ffn.down": "mlp.fc_out"}
 GPTJ = page(
     "gptj",
     words=WORDS,
-    family="GPTJ",
     weights=gpt2.table(
         LAYERS,
         attention("attn", "out_proj"),
@@ -61,7 +60,6 @@ def _pieces(raw: ConfigReader) -> None:
 CODEGEN = page(
     "codegen",
     words=replace(WORDS, keys=(Key("", "", _pieces), *WORDS.keys)),
-    family="CodeGen",
     weights=gpt2.table(
         LAYERS,
         {"attn.out": "attn.out_proj"},

@@ -27,4 +27,4 @@ WORDS = words(
     mlp_bias=False,
 )
 
-GRANITE = page("granite", words=WORDS, family="Granite", weights=LLAMA_TABLE)
+GRANITE = page("granite", words=WORDS, weights=LLAMA_TABLE)

@@ -102,7 +102,6 @@ SHARED = [
 GRANITEMOEHYBRID = page(
     "granitemoehybrid",
     words=WORDS,
-    family="GraniteMoeHybrid",
     weights=table(
         ATTENTION,
         NORMS,

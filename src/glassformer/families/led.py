@@ -114,4 +114,4 @@ def table(model: Model) -> Table:
     )
 
 
-LED = page("led", architectures=bart.ends("LED"), words=WORDS, weights=table)
+LED = page("led", words=WORDS, weights=table)

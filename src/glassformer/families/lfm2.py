@@ -70,7 +70,6 @@ WORDS = words(
 LFM2 = page(
     "lfm2",
     words=WORDS,
-    family="Lfm2",
     weights=table(
         {
             **attention(out="out_proj"),

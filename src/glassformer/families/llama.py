@@ -22,4 +22,4 @@ WORDS = words(
 read_config, write_config = WORDS.decode, WORDS.encode
 
 
-LLAMA = page("llama", words=WORDS, family="Llama", weights=LLAMA_TABLE)
+LLAMA = page("llama", words=WORDS, weights=LLAMA_TABLE)

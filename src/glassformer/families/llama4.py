@@ -142,8 +142,6 @@ WORDS = words(
 _EXPERTS = f"{THEIRS}.feed_forward.experts"
 LLAMA4 = page(
     "llama4",
-    architectures=("Llama4ForCausalLM", "Llama4TextModel"),
-    model_type="llama4_text",
     words=WORDS,
     weights=table(
         ATTENTION,

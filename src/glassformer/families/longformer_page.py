@@ -14,7 +14,7 @@ from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import led, roberta
 from .bert import BLOCK
-from .encoder_pages import LABELS, LAYER, MASKED, TOKENS, encoder, head_of, trunk
+from .encoder_pages import LABELS, LAYER, encoder, head_of, trunk
 from .keys import ConfigWords, Section
 from .longformer import LongformerAttention
 from .names import Table
@@ -51,11 +51,4 @@ def table(model: Encoder) -> Table:
     return roberta.with_ends(model, "longformer", trunk("longformer", _LAYER))
 
 
-LONGFORMER = page(
-    "longformer",
-    family="Longformer",
-    heads=(MASKED, LABELS, TOKENS),
-    words=WORDS,
-    weights=table,
-    fixed=("pad_token_id",),
-)
+LONGFORMER = page("longformer", words=WORDS, weights=table)

@@ -78,7 +78,6 @@ TABLES = {name: name for name in ("A_log", "D", "dt_bias")}
 MAMBA2 = page(
     "mamba2",
     words=WORDS,
-    family="Mamba2",
     weights=table(
         {"attn_norm": "norm"},
         under("mixer", LAYERS),

@@ -41,7 +41,6 @@ WORDS = words(
 MINIMAX_M2 = page(
     "minimax_m2",
     words=WORDS,
-    family="MiniMaxM2",
     weights=table(
         ATTENTION,
         NORMS,

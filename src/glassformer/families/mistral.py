@@ -22,4 +22,4 @@ WORDS = words(
     num_key_value_heads=8,
 )
 
-MISTRAL = page("mistral", words=WORDS, family="Mistral", weights=LLAMA_TABLE)
+MISTRAL = page("mistral", words=WORDS, weights=LLAMA_TABLE)

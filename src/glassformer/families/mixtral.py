@@ -25,4 +25,4 @@ EXPERTS = {
     **experts("block_sparse_moe.experts.{e}.{}.weight", "w1", "w3", "w2"),
 }
 WEIGHTS = table(ATTENTION, NORMS, tables=EXPERTS)
-MIXTRAL = page("mixtral", words=WORDS, family="Mixtral", weights=WEIGHTS)
+MIXTRAL = page("mixtral", words=WORDS, weights=WEIGHTS)

@@ -22,7 +22,6 @@ from .decoder_pages import (
     write_scheme,
 )
 from .encoder_pages import (
-    HEADS,
     encoder,
     read_heads,
     write_heads,
@@ -42,7 +41,8 @@ def read_windows(raw: ConfigReader, model: M) -> M:
     every = raw.integer("global_attn_every_n_layers", 3)
     early = [i % every != 0 for i in range(stack(model).depth)]
     size = raw.integer("local_attention", 128, most=MOST_POSITIONS) // 2 + 1
-    model = decoder_pages.with_masks(model, decoder_pages.read_windows(raw, size, early))
+    masks = decoder_pages.read_windows(raw, size, early)
+    model = decoder_pages.with_layers(model, "attention.mask", masks)
     local = _positions(raw)[0]
     near = None if local == stack(model).position else local
     kinds = (FirstBlock, *[Block] * (len(early) - 1))
@@ -56,12 +56,11 @@ def read_windows(raw: ConfigReader, model: M) -> M:
 def write_windows(model: Encoder) -> Settings:
     """Settings of windows, and of the positions of both kinds of blocks."""
     schemes = rotary_of(model), decoder_pages.local_scheme(model, LOCAL)
-    kinds = ("full_attention", "sliding_attention")
     return {
         "pad_token_id": None,  # a tokenizer's follows, where there is one
         "local_attention": 2 * ((decoder_pages.window_size(model) or 65) - 1),
         "layer_types": decoder_pages.write_windows(model),
-        "rope_parameters": dict(zip(kinds, map(write_scheme, schemes), strict=True)),
+        "rope_parameters": dict(zip(decoder_pages.KINDS, map(write_scheme, schemes), strict=True)),
     }
 
 
@@ -162,4 +161,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-MODERNBERT = page("modernbert", family="ModernBert", heads=HEADS, words=WORDS, weights=table)
+MODERNBERT = page("modernbert", words=WORDS, weights=table)

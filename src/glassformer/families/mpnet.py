@@ -9,7 +9,7 @@ from typing import Any
 from ..core.config.model import Encoder
 from . import roberta
 from .bert import BLOCK, SHARED
-from .encoder_pages import HEADS, LAYER, encoder, trunk
+from .encoder_pages import LAYER, encoder, trunk
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import LearnedWithBias
 from .names import NameRule, Table
@@ -53,6 +53,4 @@ def table(model: Encoder) -> Table:
     return roberta.with_ends(model, "mpnet", (*trunk("mpnet", _LAYER), _BIAS))
 
 
-MPNET = page(
-    "mpnet", family="MPNet", heads=HEADS, words=WORDS, weights=table, fixed=("pad_token_id",)
-)
+MPNET = page("mpnet", words=WORDS, weights=table)

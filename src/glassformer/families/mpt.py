@@ -47,7 +47,6 @@ BLOCKS = "transformer.blocks.{i}"
 MPT = page(
     "mpt",
     words=WORDS,
-    family="Mpt",
     weights=gpt2.table(
         {
             "attn_norm": "norm_1",

@@ -16,17 +16,5 @@ DEFAULTS: Any = {
     "n_positions": 1024,
     "decoder_start_token_id": 0,
 }
-MT5 = page(
-    "mt5",
-    architectures=(f"M{t5.WHOLE}", f"M{t5.ENCODER}", "MT5Model"),
-    model_type="mt5",
-    words=t5.words("M", scales=False, **DEFAULTS),
-    weights=t5.table,
-)
-UMT5 = page(
-    "umt5",
-    architectures=(f"UM{t5.WHOLE}", f"UM{t5.ENCODER}", "UMT5Model"),
-    model_type="umt5",
-    words=t5.words("UM", inside=True, **DEFAULTS),
-    weights=t5.table,
-)
+MT5 = page("mt5", words=t5.words("M", scales=False, **DEFAULTS), weights=t5.table)
+UMT5 = page("umt5", words=t5.words("UM", inside=True, **DEFAULTS), weights=t5.table)

@@ -178,4 +178,4 @@ def weights(model: Model) -> Table:
     return replace(TABLE, rules=placed(TABLE.rules, [place for place, _ in _layers(model)]))
 
 
-NEMOTRON_H = page("nemotron_h", words=WORDS, family="NemotronH", weights=weights)
+NEMOTRON_H = page("nemotron_h", words=WORDS, weights=weights)

@@ -14,9 +14,6 @@ from . import encoder_pages
 from .bert import SHARED
 from .decoder_pages import joint, rotary, write_rope_table
 from .encoder_pages import (
-    LABELS,
-    MASKED,
-    TOKENS,
     blocks,
     encoder,
     ends,
@@ -108,12 +105,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-NOMIC_BERT = page(
-    "nomic-bert",
-    family="NomicBert",
-    heads=(MASKED, LABELS, TOKENS),
-    model_type="nomic_bert",
-    words=WORDS,
-    weights=table,
-    fixed=("pad_token_id",),
-)
+NOMIC_BERT = page("nomic-bert", words=WORDS, weights=table)

@@ -44,7 +44,7 @@ YARN = YarnScaling(8.0, 8192, attention_factor=1.2079441541679836)
 
 WORDS = words(SHAPE, max_position_embeddings=2048, rms_norm_eps=1e-5, attention_bias=False)
 LAYERS = table(ATTENTION, QK_NORMS, GATED, OUTPUT_NORMS)
-OLMO2 = page("olmo2", words=WORDS, family="Olmo2", weights=LAYERS)
+OLMO2 = page("olmo2", words=WORDS, weights=LAYERS)
 
 
 def _positions3(raw: ConfigReader) -> tuple[Rotary, Rotary]:
@@ -73,7 +73,7 @@ WORDS3 = words(
     attention_bias=False,
 )
 
-OLMO3 = page("olmo3", words=WORDS3, family="Olmo3", weights=LAYERS)
+OLMO3 = page("olmo3", words=WORDS3, weights=LAYERS)
 
 
 WORDSMOE = words(
@@ -89,9 +89,4 @@ WORDSMOE = words(
     router_aux_loss_coef=0.01,
 )
 
-OLMOE = page(
-    "olmoe",
-    words=WORDSMOE,
-    family="Olmoe",
-    weights=table(ATTENTION, QK_NORMS, NORMS, tables=EXPERTS),
-)
+OLMOE = page("olmoe", words=WORDSMOE, weights=table(ATTENTION, QK_NORMS, NORMS, tables=EXPERTS))

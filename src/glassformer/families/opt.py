@@ -63,7 +63,6 @@ _LAYERS = {
 OPT = page(
     "opt",
     words=WORDS,
-    family="OPT",
     weights=table(
         _LAYERS,
         layer="model.decoder.layers.{i}",

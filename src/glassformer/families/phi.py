@@ -62,7 +62,6 @@ WORDS = words(
 PHI = page(
     "phi",
     words=WORDS,
-    family="Phi",
     weights=table(
         ATTENTION,
         {
@@ -109,7 +108,6 @@ WORDS3 = words(
 PHI3 = page(
     "phi3",
     words=WORDS3,
-    family="Phi3",
     weights=table(
         {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj"},
         NORMS,

@@ -65,9 +65,4 @@ WORDS = words(
     router_aux_loss_coef=0.001,
 )
 
-PHIMOE = page(
-    "phimoe",
-    architectures=("PhimoeForCausalLM", "PhiMoEForCausalLM", "PhimoeModel"),
-    words=WORDS,
-    weights=WEIGHTS,
-)
+PHIMOE = page("phimoe", words=WORDS, weights=WEIGHTS)

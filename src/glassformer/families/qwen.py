@@ -27,7 +27,7 @@ from .decoder_pages import (
     variant,
     window_of,
     window_size,
-    with_masks,
+    with_layers,
     words,
     write_windows,
 )
@@ -52,7 +52,7 @@ def _slides(early: Callable[[ConfigReader, int], Sequence[bool]]) -> Section:
         size = window_of(raw, 4096) if raw.flag("use_sliding_window", False) else None
         usual = early(raw, len(blocks_of(model)))
         masks = read_windows(raw, size, [size is not None and slides for slides in usual])
-        return with_masks(model, masks)
+        return with_layers(model, "attention.mask", masks)
 
     def encode(model: Model) -> Settings:
         kinds, size = write_windows(model), window_size(model)
@@ -160,24 +160,16 @@ WORDS2MOE = words(
 
 # ---------------------------------------------------------------------------------------- the pages
 
-QWEN2 = page("qwen2", words=WORDS2, family="Qwen2", weights=LLAMA_TABLE)
+QWEN2 = page("qwen2", words=WORDS2, weights=LLAMA_TABLE)
 
-QWEN3 = page(
-    "qwen3", words=WORDS3, family="Qwen3", weights=table(ATTENTION, GATED, NORMS, QK_NORMS)
-)
+QWEN3 = page("qwen3", words=WORDS3, weights=table(ATTENTION, GATED, NORMS, QK_NORMS))
 
 QWEN3MOE = page(
-    "qwen3moe",
-    model_type="qwen3_moe",
-    words=WORDS3MOE,
-    family="Qwen3Moe",
-    weights=table(ATTENTION, GATED, NORMS, QK_NORMS, tables=EXPERTS),
+    "qwen3moe", words=WORDS3MOE, weights=table(ATTENTION, GATED, NORMS, QK_NORMS, tables=EXPERTS)
 )
 
 QWEN2MOE = page(
     "qwen2moe",
-    model_type="qwen2_moe",
     words=WORDS2MOE,
-    family="Qwen2Moe",
     weights=table(ATTENTION, GATED, NORMS, SHARED_EXPERT, tables=EXPERTS),
 )

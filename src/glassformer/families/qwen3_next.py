@@ -106,13 +106,7 @@ def weights(model: Model, names: Names = NEXT) -> Table:
     return table(layers, QK_NORMS, GATED, SHARED_EXPERT, NORMS, tables=_TABLES, more=dealt)
 
 
-QWEN3_NEXT = page("qwen3_next", words=WORDS, family="Qwen3Next", weights=weights)
+QWEN3_NEXT = page("qwen3_next", words=WORDS, weights=weights)
 
 
-QWEN3_5 = page(
-    "qwen3_5",
-    architectures=("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
-    model_type="qwen3_5_text",
-    words=WORDS_3_5,
-    weights=partial(weights, names=NAMES_3_5),
-)
+QWEN3_5 = page("qwen3_5", words=WORDS_3_5, weights=partial(weights, names=NAMES_3_5))

@@ -132,16 +132,17 @@ class BothWays(Protocol):
 
 
 PUBLISHED: Settings = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
-"""Of each family here, its paper, tokenizer and checkpoint, and tables of its sizes: values in the
-order of ``words``, "-" for none, and the words of ``every`` size."""
+"""Of each family here, its classes in transformers, its paper, tokenizer and checkpoint, and tables of
+its sizes: values in the order of ``words``, "-" for none, and the words of ``every`` size."""
 
 
 def page(name: str, **recipe: Any) -> Recipe:
     """The recipe of a family here: what is published of it, and what its page says."""
     entry, sizes = PUBLISHED[name], Settings()
+    stated = {key: tuple(x) if isinstance(x, list) else x for key, x in entry.items()}
     for table in entry.get("sizes", ()):
         for size, values in table["models"].items():
-            stated = zip(table["words"].split(), values, strict=True)
-            row = {word: value for word, value in stated if value != "-"}
+            pairs = zip(table["words"].split(), values, strict=True)
+            row = {word: value for word, value in pairs if value != "-"}
             sizes[size] = table.get("every", {}) | row
-    return Recipe(name, **entry | {"sizes": sizes} | recipe)
+    return Recipe(name, **stated | {"sizes": sizes} | recipe)

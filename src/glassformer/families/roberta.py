@@ -16,7 +16,6 @@ from . import encoder_pages
 from .bert import BLOCK
 from .bert import KEYS as BERT_KEYS
 from .encoder_pages import (
-    HEADS,
     encoder,
     ends,
     moved,
@@ -99,16 +98,8 @@ TEMPLATE = encoder(BLOCK, Learned(64, start=2), Embed(64, segments=1))
 
 def recipe(name: str, family: str) -> Recipe:
     """The recipe of a family with RoBERTa's config and names."""
-    return page(
-        name,
-        family=family,
-        heads=HEADS,
-        words=ConfigWords(
-            TEMPLATE, KEYS, [with_head(family, "roberta"), Section(encode=write_positions)]
-        ),
-        weights=table,
-        fixed=("pad_token_id",),
-    )
+    sections = [with_head(family, "roberta"), Section(encode=write_positions)]
+    return page(name, words=ConfigWords(TEMPLATE, KEYS, sections), weights=table)
 
 
 ROBERTA = recipe("roberta", "Roberta")

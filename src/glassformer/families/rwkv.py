@@ -114,4 +114,4 @@ def weights(model: Model) -> Table:
     return replace(TIME, rules=tuple(dict.fromkeys(rules)))
 
 
-RWKV = page("rwkv", words=WORDS, family="Rwkv", weights=weights)
+RWKV = page("rwkv", words=WORDS, weights=weights)

@@ -51,4 +51,4 @@ WORDS = words(
     mlp_bias=False,
 )
 
-SMOLLM3 = page("smollm3", words=WORDS, family="SmolLM3", weights=LLAMA_TABLE)
+SMOLLM3 = page("smollm3", words=WORDS, weights=LLAMA_TABLE)

@@ -25,4 +25,4 @@ WORDS = words(
     use_qkv_bias=(False, "attention.bias"),
 )
 
-STABLELM = page("stablelm", words=WORDS, family="StableLm", weights=LLAMA_TABLE)
+STABLELM = page("stablelm", words=WORDS, weights=LLAMA_TABLE)

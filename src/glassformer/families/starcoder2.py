@@ -25,6 +25,5 @@ WORDS = words(
 STARCODER2 = page(
     "starcoder2",
     words=WORDS,
-    family="Starcoder2",
     weights=table(ATTENTION, NORMS, {"ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}),
 )

@@ -183,10 +183,4 @@ def table(model: Model) -> Table:
     )
 
 
-T5 = page(
-    "t5",
-    architectures=(WHOLE, ENCODER, "T5WithLMHeadModel", "T5Model"),
-    model_type="t5",
-    words=words(""),
-    weights=table,
-)
+T5 = page("t5", words=words(""), weights=table)

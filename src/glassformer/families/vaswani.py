@@ -81,8 +81,6 @@ VASWANI = page(
         "base": vaswani(512, 6, 8, 2048, 37_000, 0.1),
         "big": vaswani(1024, 6, 16, 4096, 37_000, 0.3),
     },
-    architectures=("MarianMTModel",),
-    model_type="marian",
     words=WORDS,
     weights=pair_table(),
     layout=layout,

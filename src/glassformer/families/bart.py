@@ -53,8 +53,10 @@ def words(
             last_norm=norm if place == "pre" else None,
         ),
         (
-            only("tie_word_embeddings", True, "the head shares the embeddings' table here"),
-            only("is_decoder", False, "a decoder here stands beside its encoder"),
+            *only(
+                tie_word_embeddings=(True, "the head shares the embeddings' table here"),
+                is_decoder=(False, "a decoder here stands beside its encoder"),
+            ),
             *BOTH_SIDES,
             scale_key(scaled),
             *keys(activation_function=act),

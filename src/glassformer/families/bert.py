@@ -48,8 +48,10 @@ def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
 
 
 SHARED = (
-    only("is_decoder", False, "a BERT here sees both sides of every token"),
-    only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
+    *only(
+        is_decoder=(False, "a BERT here sees both sides of every token"),
+        add_cross_attention=(False, "an encoder alone has nothing to look across at"),
+    ),
     *keys(
         "hidden_size num_hidden_layers num_attention_heads intermediate_size",
         max_position_embeddings=512,
@@ -62,7 +64,9 @@ SHARED = (
     ),
 )
 KEYS = (
-    only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+    *only(
+        position_embedding_type=("absolute", "positions of a BERT here are a table"),
+    ),
     *SHARED,
 )
 

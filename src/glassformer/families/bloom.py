@@ -21,7 +21,9 @@ WORDS = gpt2.words(
         Alibi(),
         first_norm=LayerNorm(),
     ),
-    only("apply_residual_connection_post_layernorm", False, "the stream here passes the norms by"),
+    *only(
+        apply_residual_connection_post_layernorm=(False, "the stream here passes the norms by"),
+    ),
     Key("hidden_size", "dim", _width),
     Key("", "feedforward.hidden", lambda raw: 4 * _width(raw)),
     gpt2.length("seq_length", 2048),

@@ -123,10 +123,12 @@ def write_layers(model: Encoder, first: bool) -> Settings:
 POOLED = key("pooler_hidden_act", "gelu", "act")
 KEYS = revise(
     SHARED,
-    only("relative_attention", True, "a DeBERTa here reads distances"),
-    only("conv_kernel_size", 0, "no convolution stands beside the first block here"),
-    only("talking_head", False, "heads here do not mix their scores"),
-    only("pooler_dropout", 0, "labels here drop what they read once"),
+    *only(
+        relative_attention=(True, "a DeBERTa here reads distances"),
+        conv_kernel_size=(0, "no convolution stands beside the first block here"),
+        talking_head=(False, "heads here do not mix their scores"),
+        pooler_dropout=(0, "labels here drop what they read once"),
+    ),
     Key("type_vocab_size", "embed.segments", lambda raw: raw.value("type_vocab_size", 0)),
     without="max_position_embeddings",
     max_position_embeddings=(512, "context"),

@@ -114,9 +114,11 @@ def _words(*more: Key | Section, context: int) -> ConfigWords:
 
 WORDS2 = _words(
     turned(_rotary),
-    only("rope_interleave", True, "a DeepSeek-V2 turns pairs of neighbours"),
-    only("scoring_func", "softmax", "a DeepSeek-V2 scores its experts by a softmax"),
-    only("norm_topk_prob", False, "a DeepSeek-V2 does not norm the weights of experts"),
+    *only(
+        rope_interleave=(True, "a DeepSeek-V2 turns pairs of neighbours"),
+        scoring_func=("softmax", "a DeepSeek-V2 scores its experts by a softmax"),
+        norm_topk_prob=(False, "a DeepSeek-V2 does not norm the weights of experts"),
+    ),
     BIAS,
     Key("", "", lambda raw: raw.integer("num_experts_per_tok")),
     mixtures.routed(
@@ -144,8 +146,10 @@ WORDS3 = _words(
         _rotary,
         lambda position: position.get("interleaved", True),
     ),
-    only("scoring_func", "sigmoid", "a DeepSeek-V3 scores each expert by itself"),
-    only("topk_method", "noaux_tc", "a bias corrects the scores of a DeepSeek-V3"),
+    *only(
+        scoring_func=("sigmoid", "a DeepSeek-V3 scores each expert by itself"),
+        topk_method=("noaux_tc", "a bias corrects the scores of a DeepSeek-V3"),
+    ),
     mixtures.routed(
         "deepseek_v3",
         RoutedMoE(256, 8, GatedMLP(2048), shared=GatedMLP(2048), groups=8, top_groups=4, scale=2.5),

@@ -19,7 +19,6 @@ from .recipe import ConfigReader, Settings
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
 TOKENS, ANSWERS = "TokenClassification", "QuestionAnswering"
-HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
 
 
 def head_of(raw: ConfigReader) -> str:

@@ -55,7 +55,9 @@ WORDS = ConfigWords(
     encoder(BLOCK, StoredRotary(), first_norm=None, last_norm=BLOCK.norm),
     revise(
         SHARED,
-        only("is_folding_model", False, "a folding model is more than an encoder"),
+        *only(
+            is_folding_model=(False, "a folding model is more than an encoder"),
+        ),
         Key("", "context", roberta.read_length),
         without="hidden_act type_vocab_size max_position_embeddings",
     ),

@@ -45,7 +45,9 @@ WORDS = words(
     encoder(
         Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary(), first_norm=None, last_norm=RMSNorm()
     ),
-    only("pretraining_tp", 1, "matrices lie in one piece here"),
+    *only(
+        pretraining_tp=(1, "matrices lie in one piece here"),
+    ),
     rope=Section(read_ends, write_ends),
     dropouts="attention_dropout",
     without="tie_word_embeddings",

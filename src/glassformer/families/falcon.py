@@ -66,7 +66,9 @@ def _groups(model: Model) -> bool:
 
 WORDS = words(
     decoder(Block(Attention(1), MLP(1), LayerNorm()), Rotary()),
-    only("alibi", False, "Falcon's ALiBi is divided by the root of the head's width"),
+    *only(
+        alibi=(False, "Falcon's ALiBi is divided by the root of the head's width"),
+    ),
     gpt2.wide("hidden_size", "ffn_hidden_size"),
     Section(_kind, _write_kind),
     without="head_dim num_key_value_heads intermediate_size",

@@ -41,7 +41,9 @@ WORDS = words(
     *gemma.SHARED,
     gemma.QUERY_SCALE,
     key("final_logit_softcapping", None, "head.softcap"),
-    only("attn_logit_softcapping", None, "no Gemma 3 caps its scores"),
+    *only(
+        attn_logit_softcapping=(None, "no Gemma 3 caps its scores"),
+    ),
     turned(lambda raw: _positions(raw)[1]),
     Section(encode=lambda model: {"rope_local_base_freq": local_scheme(model, LOCAL).theta}),
     windows(every=6, word="sliding_window_pattern", local=lambda raw: _positions(raw)[0]),

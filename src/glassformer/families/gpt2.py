@@ -72,10 +72,10 @@ def fixed_act(act: Activation, layout: str) -> Section:
     return Section(encode=encode)
 
 
-SCALED = only(
-    "scale_attn_weights", True, "attention here always divides by the root of the head's width"
+ATTENTION = only(
+    scale_attn_weights=(True, "attention here always divides by the root of the head's width"),
+    add_cross_attention=(False, "a decoder alone has nothing to look across at"),
 )
-ALONE = only("add_cross_attention", False, "a decoder alone has nothing to look across at")
 _BIASES = "attention.bias feedforward.bias norm.bias last_norm.bias"
 
 
@@ -89,9 +89,10 @@ SHAPE = decoder_pages.decoder(
 )
 WORDS = words(
     replace(SHAPE, init=Init()),
-    SCALED,
-    ALONE,
-    only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
+    *ATTENTION,
+    *only(
+        scale_attn_by_inverse_layer_idx=(False, "no attention here scales by its layer"),
+    ),
     Key("", _BIASES, lambda raw: raw.flag("bias", True)),
     Section(encode=_write_bias),
     dropouts="resid_pdrop attn_pdrop embd_pdrop",

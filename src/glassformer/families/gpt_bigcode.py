@@ -29,10 +29,11 @@ def _write_heads(model: Model) -> Settings:
 
 WORDS = gpt2.words(
     decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64)),
-    gpt2.SCALED,
-    gpt2.ALONE,
-    only("attention_softmax_in_fp32", True, _WIDE),
-    only("scale_attention_softmax_in_fp32", True, _WIDE),
+    *gpt2.ATTENTION,
+    *only(
+        attention_softmax_in_fp32=(True, _WIDE),
+        scale_attention_softmax_in_fp32=(True, _WIDE),
+    ),
     Key("", "attention.kv_heads", lambda raw: 1 if raw.flag("multi_query", True) else None),
     Section(encode=_write_heads),
     dropouts="resid_pdrop attn_pdrop embd_pdrop",

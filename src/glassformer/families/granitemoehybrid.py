@@ -54,7 +54,7 @@ MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
 WORDS = words(
     decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), NoPosition()),
     *granite.MULTIPLIERS,
-    mamba2.SILU,
+    *mamba2.SILU,
     mamba2.UNLIMITED,
     mamba2.HEAD_DIM,
     Key(

@@ -136,9 +136,14 @@ def act_name(act: str) -> str:
     return names[act]  # type: ignore[index]
 
 
-def only(name: str, allowed: Any, reason: str) -> Key:
-    """Nothing of ours: what no module here does is refused, as ``ConfigReader.only`` says."""
-    return Key("", "", lambda raw: raw.only(name, allowed, reason))
+def only(**words: tuple[Any, str]) -> tuple[Key, ...]:
+    """Nothing of ours: a word that is not as here is refused for its reason, since no module here
+    does that."""
+
+    def entry(word: str, allowed: Any, reason: str) -> Key:
+        return Key("", "", lambda raw: raw.only(word, allowed, reason))
+
+    return tuple(entry(word, *terms) for word, terms in words.items())
 
 
 def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:

@@ -118,7 +118,7 @@ def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
 
 WORDS = words(
     decoder(Block(Attention(1, qk_norm=QK_NORM), GatedMLP(1), RMSNorm()), Rotary()),
-    STILL_ROUTER,
+    *STILL_ROUTER,
     turned(_rotary),
     Section(_read_attention, _write_attention),
     variant(

@@ -40,7 +40,7 @@ def expansion(word: str) -> Section:
     return Section(check, encode)
 
 
-SILU = only("hidden_act", "silu", "the convolution and the gate here are silu")
+SILU = only(hidden_act=("silu", "the convolution and the gate here are silu"))
 UNLIMITED = Key("", "", _unlimited)
 # of attention, where a mixer has heads of another width
 HEAD_DIM = Section(
@@ -67,7 +67,7 @@ WORDS = ConfigWords(
             initializer_range=0.02,
             layer_norm_epsilon=(1e-5, "norm.eps last_norm.eps attention.eps"),
         ),
-        SILU,
+        *SILU,
         UNLIMITED,
     ),
     (expansion("expand"),),

@@ -23,12 +23,14 @@ def _positions(raw: ConfigReader) -> Rotary:
 
 WORDS = words(
     decoder(Block(QUERIES, RoutedMoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
-    STILL_ROUTER,
-    only("scoring_func", "sigmoid", "each expert is scored by itself"),
-    only("use_routing_bias", True, "a bias corrects the scores"),
-    only("use_qk_norm", True, "queries and keys are normed"),
-    only("qk_norm_type", "per_layer", "all heads are normed at once"),
-    only("shared_intermediate_size", 0, "no expert is shared"),
+    *STILL_ROUTER,
+    *only(
+        scoring_func=("sigmoid", "each expert is scored by itself"),
+        use_routing_bias=(True, "a bias corrects the scores"),
+        use_qk_norm=(True, "queries and keys are normed"),
+        qk_norm_type=("per_layer", "all heads are normed at once"),
+        shared_intermediate_size=(0, "no expert is shared"),
+    ),
     turned(_positions, "partial_rotary_factor"),
     max_position_embeddings=196_608,
     num_key_value_heads=8,

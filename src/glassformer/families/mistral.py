@@ -15,7 +15,9 @@ from .recipe import page
 
 WORDS = words(
     decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
-    only("layer_types", None, "the blocks of a Mistral all see the same"),
+    *only(
+        layer_types=(None, "the blocks of a Mistral all see the same"),
+    ),
     window(4096),
     even="mistral",
     max_position_embeddings=131_072,

@@ -7,10 +7,10 @@ from .decoder_pages import ATTENTION, NORMS, decoder, experts, rotary, table, wi
 from .keys import only
 from .recipe import page
 
-STILL_ROUTER = only("router_jitter_noise", 0.0, "no router here shakes what it reads")
+STILL_ROUTER = only(router_jitter_noise=(0.0, "no router here shakes what it reads"))
 WORDS = words(
     decoder(Block(Attention(1), MoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
-    STILL_ROUTER,
+    *STILL_ROUTER,
     window(),
     rotary(1e6),
     max_position_embeddings=131_072,

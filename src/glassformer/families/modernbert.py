@@ -111,8 +111,10 @@ def write_ends(model: Encoder) -> Settings:
 
 WORDS = words(
     encoder(Block(Attention(1), GatedMLP(1), NORM), Rotary(), last_norm=NORM),
-    only("sparse_prediction", False, "logits here are of all tokens"),
-    only("rope_scaling", None, "blocks of two kinds turn by rope_parameters"),
+    *only(
+        sparse_prediction=(False, "logits here are of all tokens"),
+        rope_scaling=(None, "blocks of two kinds turn by rope_parameters"),
+    ),
     Key("", "position", lambda raw: _positions(raw)[1]),
     Section(read_ends, write_ends),
     rope=Section(read_windows, write_windows),

@@ -23,7 +23,9 @@ WORDS = ConfigWords(
     encoder(BLOCK, POSITION),
     revise(
         SHARED,
-        only("relative_attention_num_buckets", 32, "distances here lie in 32 buckets"),
+        *only(
+            relative_attention_num_buckets=(32, "distances here lie in 32 buckets"),
+        ),
         Key(
             "max_position_embeddings",
             "context position.length",

@@ -125,13 +125,15 @@ def _write_layers(model: Model) -> Settings:
 
 WORDS = words(
     decoder(Block(Attention(1), None, RMSNorm()), NoPosition()),
-    only("attention_bias", False, "queries, keys and values have no biases"),
-    only("sliding_window", None, "attention sees everything"),
-    only("hidden_dropout", 0.0, "nothing is dropped"),
-    only("mamba_hidden_act", "silu", "the convolution and the gate here are silu"),
-    only("moe_latent_size", None, "experts read the whole width"),
-    only("n_shared_experts", 1, "one network is shared"),
-    only("num_nextn_predict_layers", 0, "no layer predicts later tokens"),
+    *only(
+        attention_bias=(False, "queries, keys and values have no biases"),
+        sliding_window=(None, "attention sees everything"),
+        hidden_dropout=(0.0, "nothing is dropped"),
+        mamba_hidden_act=("silu", "the convolution and the gate here are silu"),
+        moe_latent_size=(None, "experts read the whole width"),
+        n_shared_experts=(1, "one network is shared"),
+        num_nextn_predict_layers=(0, "no layer predicts later tokens"),
+    ),
     UNLIMITED,
     HEAD_DIM,
     turned(lambda raw: NoPosition()),

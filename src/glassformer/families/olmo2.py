@@ -78,7 +78,9 @@ OLMO3 = page("olmo3", words=WORDS3, weights=LAYERS)
 
 WORDSMOE = words(
     decoder(Block(QUERIES, MoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
-    only("clip_qkv", None, "queries, keys and values here are not clipped"),
+    *only(
+        clip_qkv=(None, "queries, keys and values here are not clipped"),
+    ),
     without="head_dim",
     max_position_embeddings=4096,
     rms_norm_eps=1e-5,

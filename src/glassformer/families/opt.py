@@ -34,8 +34,10 @@ def _write_norms(model: Model) -> Settings:
 WORDS = ConfigWords(
     decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64, 2)),
     (
-        only("layer_norm_elementwise_affine", True, "each norm here has a weight and a bias"),
-        only("layerdrop", 0.0, "no block here is left out in training"),
+        *only(
+            layer_norm_elementwise_affine=(True, "each norm here has a weight and a bias"),
+            layerdrop=(0.0, "no block here is left out in training"),
+        ),
         *keys(
             "hidden_size",
             num_hidden_layers=12,

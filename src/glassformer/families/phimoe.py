@@ -48,7 +48,9 @@ WORDS = words(
         Rotary(),
         Head(tied=False, bias=True),
     ),
-    only("input_jitter_noise", 0.0, "no router here shakes what it reads"),
+    *only(
+        input_jitter_noise=(0.0, "no router here shakes what it reads"),
+    ),
     window(),
     turned(_positions),
     Section(short_context, lambda model: write_context(model) if long_scalings(model) else {}),

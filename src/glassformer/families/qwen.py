@@ -79,7 +79,9 @@ def _every_second(raw: ConfigReader, depth: int) -> list[bool]:
 
 WORDS2 = words(
     SHAPE2,
-    only("use_mrope", False, "positions here have one dimension"),
+    *only(
+        use_mrope=(False, "positions here have one dimension"),
+    ),
     _slides(_late),
     max_position_embeddings=32_768,
     num_key_value_heads=32,
@@ -137,7 +139,9 @@ WORDS3MOE = words(
         MoE(128, 8, GatedMLP(768), normalize=False, balance_loss=0.001),
         num_experts=Key("num_experts", "experts", _experts),
     ),
-    only("layer_types", None, "the mixtures' blocks all see the same"),
+    *only(
+        layer_types=(None, "the mixtures' blocks all see the same"),
+    ),
     max_position_embeddings=32_768,
     num_key_value_heads=4,
     attention_bias=False,

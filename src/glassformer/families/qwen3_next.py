@@ -70,7 +70,7 @@ MIXTURES = variant(
 def _words(kv_heads: int, *more: Key | Section) -> ConfigWords:
     return words(
         decoder(Block(GatedAttention(1, qk_norm=NORM), GatedMLP(1), NORM), Rotary()),
-        SILU,
+        *SILU,
         rotary(fraction=0.25),
         DELTAS,
         *more,

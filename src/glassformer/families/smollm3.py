@@ -41,7 +41,9 @@ def _write_still(still: Sequence[bool]) -> Settings:
 
 WORDS = words(
     decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
-    only("use_sliding_window", False, "no block of a SmolLM3 slides a window"),
+    *only(
+        use_sliding_window=(False, "no block of a SmolLM3 slides a window"),
+    ),
     rotary(2e6),
     variant("position", NoPosition(), LayerChoice(_still, _write_still)),
     max_position_embeddings=32_768,

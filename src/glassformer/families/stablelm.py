@@ -9,7 +9,9 @@ from .recipe import page
 
 WORDS = words(
     decoder(Block(Attention(1, out_bias=False), GatedMLP(1), LayerNorm()), Rotary()),
-    only("qk_layernorm", False, "a norm of queries here has one gain for all heads"),
+    *only(
+        qk_layernorm=(False, "a norm of queries here has one gain for all heads"),
+    ),
     Key(
         "use_parallel_residual",
         "place",

@@ -10,8 +10,10 @@ from .recipe import page
 
 WORDS = words(
     decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Rotary()),
-    only("norm_type", "layer_norm", "only LayerNorm is published"),
-    only("mlp_type", "default", "only the plain feed-forward is published"),
+    *only(
+        norm_type=("layer_norm", "only LayerNorm is published"),
+        mlp_type=("default", "only the plain feed-forward is published"),
+    ),
     window(),
     dropouts="residual_dropout embedding_dropout attention_dropout",
     max_position_embeddings=4096,

@@ -75,7 +75,9 @@ def _write_feedforward(mlp: Settings) -> str:
 
 
 KEYS = (
-    only("is_decoder", False, "a T5 decoder here stands beside its encoder"),
+    *only(
+        is_decoder=(False, "a T5 decoder here stands beside its encoder"),
+    ),
     *keys(
         "d_model",
         d_kv=(64, "attention.head_dim cross.head_dim"),

@@ -48,12 +48,14 @@ def _write_shared(model: Model) -> Settings:
 
 
 KEYS = (
-    only("share_encoder_decoder_embeddings", True, "both sides share one table here"),
-    only("tie_word_embeddings", True, "the head shares that table too"),
-    only("normalize_before", False, "norms come after here"),
-    only("normalize_embedding", False, "embeddings are not normed here"),
-    only("add_final_layer_norm", False, "the stacks end without a norm here"),
-    only("static_position_embeddings", True, "positions are sines here"),
+    *only(
+        share_encoder_decoder_embeddings=(True, "both sides share one table here"),
+        tie_word_embeddings=(True, "the head shares that table too"),
+        normalize_before=(False, "norms come after here"),
+        normalize_embedding=(False, "embeddings are not normed here"),
+        add_final_layer_norm=(False, "the stacks end without a norm here"),
+        static_position_embeddings=(True, "positions are sines here"),
+    ),
     *BOTH_SIDES,
     scale_key(False),
     # head_bias is a word of our own

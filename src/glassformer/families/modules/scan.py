@@ -28,20 +28,25 @@ States: TypeAlias = tuple[Tensor, ...]  # that a cache keeps; () before a text b
 def add_layers(module: nn.Module, shapes: Shapes) -> None:
     """Gives a module the parameters, matrices and convolutions of ``shapes`` that it lacks."""
     for name, shape in shapes.items():
-        layer, _, end = name.rpartition(".")
+        layer, _, end = name.partition(".")
         bias = f"{layer}.bias" in shapes
-        if hasattr(module, layer or name):
+        if hasattr(module, layer):
             continue
-        if not layer:
+        if not end:
             setattr(module, name, nn.Parameter(torch.empty(shape)))
-        elif end == "weight" and len(shape) > 1:
-            setattr(
-                module,
-                layer,
-                linear(*shape[::-1], bias)
-                if len(shape) == 2
-                else CausalConv(shape[0], shape[2], bias),
-            )
+        elif len(shape) == 2:
+            setattr(module, layer, linear(*shape[::-1], bias))
+        elif len(shape) == 3:
+            setattr(module, layer, CausalConv(shape[0], shape[2], bias))
+
+
+class ShapedModule(nn.Module):
+    """A module that has the layers of its config's shapes beside those of the class after this one."""
+
+    def __init__(self, cfg: Any, dim: int, *place: Any) -> None:
+        super().__init__(cfg, dim, *place)
+        self.cfg: Any = cfg
+        add_layers(self, cfg.shapes(dim, *place))
 
 
 class StateMixer(TracedModule):

@@ -21,15 +21,14 @@ from ...core.nn.layers import linear
 from ...core.nn.mask import Mask
 from ...core.nn.position import Position
 from ..sinks import ClampedMoE, SinkAttention
+from .scan import ShapedModule
 
 
 @builds(SinkAttention)
-class SinkAttentionModule(Attention):
+class SinkAttentionModule(ShapedModule, Attention):
     """softmax over the scores of keys and the sink; the sink's share adds no value."""
 
-    def __init__(self, cfg: SinkAttention, dim: int, causal: bool, dropout: float) -> None:
-        super().__init__(cfg, dim, causal, dropout)
-        self.sinks = nn.Parameter(torch.empty(cfg.heads))
+    sinks: Tensor
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         """Draws the sinks as other weights."""

@@ -163,18 +163,13 @@ def add(recipe: Recipe) -> None:
         f'There is a recipe "{recipe.name}" already; give yours another name.',
     )
     for registered in RECIPES.values():
-        taken = [name for name in recipe.architectures if name in registered.architectures]
-        taken += (
-            [recipe.model_type]
-            if recipe.model_type and recipe.model_type == registered.model_type
-            else []
-        )
-        need(
-            not taken or recipe.read_config is None,
-            f'The recipe "{recipe.name}" reads "{taken[0] if taken else ""}", which {registered.name} '
-            "reads already; "
-            "give yours another architecture and model_type.",
-        )
+        reads = (*recipe.architectures, recipe.model_type) if recipe.read_config else ()
+        for name in filter(None, reads):
+            need(
+                name not in (*registered.architectures, registered.model_type),
+                f'The recipe "{recipe.name}" reads "{name}", which {registered.name} reads already; '
+                "give yours another architecture and model_type.",
+            )
     RECIPES[recipe.name] = recipe
 
 
@@ -192,46 +187,37 @@ def find(name: str) -> config.Model:
     """The config of a RECIPE/SIZE such as ``llama/3-8b``; UserError with the nearest for an unknown
     one."""
     recipe, _, size = name.lower().partition("/")
-    if recipe in RECIPES:
-        sizes = RECIPES[recipe].sizes
-        if size in sizes:
-            model: config.Model = sizes[size]
-            return model
-        offered = ", ".join(f"{recipe}/{size}" for size in sizes)
-        raise UserError(f'There is no recipe "{name}"; {recipe} comes as {offered}.')
-    raise UserError(
-        "There is no recipe "
-        f'"{name}".{nearest(name, names()) or " `glassformer recipes` lists them."}'
-    )
+    if recipe not in RECIPES:
+        hint = nearest(name, names()) or " `glassformer recipes` lists them."
+        raise UserError(f'There is no recipe "{name}".{hint}')
+    sizes = RECIPES[recipe].sizes
+    offered = ", ".join(f"{recipe}/{size}" for size in sizes)
+    need(size in sizes, f'There is no recipe "{name}"; {recipe} comes as {offered}.')
+    return sizes[size]  # type: ignore[no-any-return]
 
 
 def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
     """The recipe of a published config.json, by its architecture; UserError for one that is not in
     the book."""
     listed = raw.get("architectures")
-    fits = listed is None or isinstance(listed, list)
     need(
-        fits, f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.'
+        listed is None or isinstance(listed, list),
+        f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.',
     )
-    listed = listed or []
     published = [recipe for recipe in all() if recipe.read_config is not None]
-    for recipe in published:
-        if (
-            listed[0] in recipe.architectures
-            if listed
-            else raw.get("model_type") == recipe.model_type
-        ):
-            return recipe
-    name = str(listed[0] if listed else raw.get("model_type"))[:80]
-    if name == "None":
-        raise UserError(
-            f'{source} names no model ("architectures" is missing); add it, one of `glassformer '
-            "recipes --types`."
-        )
-    known_names = [architecture for recipe in published for architecture in recipe.architectures]
-    hint = "".join(
-        f' Did you mean "{near}"?' for near in get_close_matches(name, known_names, 1, 0.95)
+    classes = {name: recipe for recipe in reversed(published) for name in recipe.architectures}
+    types = {recipe.model_type: recipe for recipe in reversed(published)}
+    name = listed[0] if listed else raw.get("model_type")
+    if isinstance(name, str) and (recipe := (classes if listed else types).get(name)):
+        return recipe
+    name = str(name)[:80]
+    need(
+        name != "None",
+        f'{source} names no model ("architectures" is missing); add it, one of `glassformer '
+        "recipes --types`.",
     )
+    near = get_close_matches(name, classes, 1, 0.95)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
     raise UserError(
         f'{source}: the architecture "{name}" is not in the recipe book; `glassformer why FOLDER '
         f"TEXT ADDRESS --with-transformers` opens it.{hint}"
@@ -270,16 +256,15 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, Setting
     """
     # what is in the way of the nearest layout, how much of it
     hindrance, nearness = "none is of its shape", 0
-    if config.recurrent(model):
-        raise UserError(
-            'No published layout holds a recurrent model; save it with the layout "glassformer".'
-        )
-    if any(scaling.use_long for scaling in long_scalings(model).values()):
-        raise UserError(
-            "No published layout is for long texts alone, as this model's LongRopeScaling is; "
-            "save it with the layout "
-            '"glassformer".'
-        )
+    need(
+        not config.recurrent(model),
+        'No published layout holds a recurrent model; save it with the layout "glassformer".',
+    )
+    need(
+        not any(scaling.use_long for scaling in long_scalings(model).values()),
+        "No published layout is for long texts alone, as this model's LongRopeScaling is; "
+        'save it with the layout "glassformer".',
+    )
     added = serial.added_types(model)
     layouts = [
         recipe
@@ -332,18 +317,12 @@ def plain(model: config.Model) -> config.Model:
 
 
 def _short(value: Any) -> Any:
-    return (
-        value["type"]
-        if isinstance(value, dict)
-        else f"{len(value)} blocks"
-        if isinstance(value, list)
-        else value
-    )
+    if isinstance(value, dict):
+        return value["type"]
+    return f"{len(value)} blocks" if isinstance(value, list) else value
 
 
 def _values(value: Any) -> int:
     """Number of values in a part of a config."""
-    inside = (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    )
-    return 1 if inside is None else sum(_values(value) for value in inside)
+    value = list(value.values()) if isinstance(value, dict) else value
+    return sum(map(_values, value)) if isinstance(value, list) else 1

@@ -23,7 +23,7 @@ from ..core.config.model import (
 )
 from ..core.config.norm import RMSNorm
 from ..core.config.position import NoPosition, RelativeBias
-from ..core.errors import UserError
+from ..core.errors import need
 from .keys import (
     ACTIVATIONS,
     MOST_BLOCKS,
@@ -66,12 +66,9 @@ def _feedforward(raw: ConfigReader) -> MLP | GatedMLP:
 def _write_feedforward(mlp: Settings) -> str:
     mlp = mlp.get("expert", mlp)
     names = {act: name for name, act in reversed(PROJECTIONS.items())}
-    kind = (mlp["type"] == "GatedMLP", mlp["act"])
-    if kind not in names:
-        raise UserError(
-            f"The t5 layout has no {'gated ' if kind[0] else ''}activation {mlp['act']}."
-        )
-    return names[kind]
+    gated, act = mlp["type"] == "GatedMLP", mlp["act"]
+    need((gated, act) in names, f"The t5 layout has no {'gated ' * gated}activation {act}.")
+    return names[gated, act]
 
 
 KEYS = (
@@ -148,11 +145,13 @@ def words(prefix: str, scales: bool = True, inside: bool = False, **defaults: An
 
 
 _ATTENTION = {"q": "q", "k": "k", "v": "v", "o": "out"}
-# of each side, the layers of a block in the file's words and in ours
+# of each side, the layers of a block in the file's words, with their numbers, and in ours
 _LAYERS = {
-    "encoder": {"SelfAttention": "attn", "DenseReluDense": "ffn"},
-    "decoder": {"SelfAttention": "attn", "EncDecAttention": "cross", "DenseReluDense": "ffn"},
+    "encoder": {"0.SelfAttention": "attn", "1.DenseReluDense": "ffn"},
+    "decoder": {"0.SelfAttention": "attn", "1.EncDecAttention": "cross", "2.DenseReluDense": "ffn"},
 }
+_SHARED = "shared.weight"
+_TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 def table(model: Model) -> Table:
@@ -160,28 +159,26 @@ def table(model: Model) -> Table:
     block = stacks(model)["encoder"].pattern[0]
     gated = isinstance(block.feedforward, GatedMLP)
     wide = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
+    bias = "layer.0.SelfAttention.relative_attention_bias"
     names = {"shared": "embed.token", "lm_head": "head.proj"}
     for side, layers in _LAYERS.items():
-        for number, (file_name, param_name) in enumerate(layers.items()):
-            file = f"{side}.block.{{i}}.layer.{number}"
-            param = f"{side}.blocks.{{i}}.{param_name}"
-            inner = {**wide, "wo": "down"} if param_name == "ffn" else _ATTENTION
-            names |= {f"{file}.{file_name}.{a}": f"{param}.{b}" for a, b in inner.items()}
-            names[f"{file}.layer_norm"] = f"{param}_norm"
-        bias = "layer.0.SelfAttention.relative_attention_bias"
-        if block.position:  # umT5: a table in each block
-            names[f"{side}.block.{{i}}.{bias}"] = f"{side}.blocks.{{i}}.position"
-        else:
-            names[f"{side}.block.0.{bias}"] = f"{side}.position"
-        names |= {f"{side}.final_layer_norm": f"{side}.last_norm"}
-    twins = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+        for file_name, name in layers.items():
+            file, param = f"{side}.block.{{i}}.layer.{file_name}", f"{side}.blocks.{{i}}.{name}"
+            inner = {**wide, "wo": "down"} if name == "ffn" else _ATTENTION
+            names |= {f"{file}.{a}": f"{param}.{b}" for a, b in inner.items()}
+            names[f"{file.rpartition('.')[0]}.layer_norm"] = f"{param}_norm"
+        names |= {
+            f"{side}.block.{{i}}.{bias}": f"{side}.blocks.{{i}}.position",  # umT5: in each block
+            f"{side}.block.0.{bias}": f"{side}.position",
+            f"{side}.final_layer_norm": f"{side}.last_norm",
+        }
     return Table(
         tuple(NameRule(f"{a}.weight", f"{b}.weight") for a, b in names.items()),
         # nothing ever read it
         ignore=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
-        copies=tuple((name, "shared.weight") for name in (*twins, "lm_head.weight")),
+        copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
         # files that keep the table under one of these
-        renamed=tuple((name, "shared.weight") for name in twins),
+        renamed=tuple((name, _SHARED) for name in _TWINS),
     )
 
 

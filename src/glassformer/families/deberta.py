@@ -62,11 +62,11 @@ def read_position(raw: ConfigReader, norm: Any, first: bool) -> Any:
     return RelativeEmbedding(buckets, distance, norm, added)
 
 
-def read_layers(raw: ConfigReader, model: Encoder, first: bool) -> Encoder:
+def read_layers(raw: ConfigReader, model: Encoder) -> Encoder:
     """The model with its scores and its table of distances."""
     stack, scores = stacks(model)["encoder"], read_scores(raw)
     attention: Any = stack.pattern[0].attention
-    width = attention.width(model.dim)
+    width, first = attention.width(model.dim), not attention.key_bias
     sizes = {"embedding_size": model.dim, "pooler_hidden_size": model.dim}
     for word, size in {**sizes, "attention_head_size": width}.items():
         raw.only(word, size, "a DeBERTa here has one width, which its heads share")
@@ -99,13 +99,13 @@ def write_ends(model: Encoder, family: str) -> Settings:
     return raw
 
 
-def write_layers(model: Encoder, first: bool) -> Settings:
+def write_layers(model: Encoder) -> Settings:
     """Settings of scores and of the table of distances."""
     stack = stacks(model)["encoder"]
-    attention, position = stack.pattern[0].attention, stack.position
+    attention: Any = stack.pattern[0].attention
+    position: Any = stack.position
     fits = isinstance(attention, DisentangledAttention) and isinstance(position, RelativeEmbedding)
     need(fits, "The layouts of DeBERTa hold disentangled attention alone.")
-    assert isinstance(attention, DisentangledAttention) and isinstance(position, RelativeEmbedding)
     newer = {
         "position_buckets": position.buckets if position.distance else -1,
         "norm_rel_ebd": "layer_norm" if position.norm else "none",
@@ -116,7 +116,7 @@ def write_layers(model: Encoder, first: bool) -> Settings:
         "position_biased_input": position.added is not None,
         "relative_attention": True,
         "pos_att_type": [kind for kind, name in SCORES.items() if getattr(attention, name)],
-        **({} if first else newer),
+        **(newer if attention.key_bias else {}),
     }
 
 
@@ -147,17 +147,18 @@ _FIRST = {
     "pos_q_proj.bias": "pos_q.bias",
 }
 _WORDS, _NEW = "cls.predictions", "lm_predictions.lm_head"
-_TABLE, _ADDED = "encoder.position.weight", "encoder.position.added.weight"
+_POSITION = "encoder.position"
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights; how those of labels are called depends on the head."""
     attention: Any = stacks(model)["encoder"].pattern[0].attention
+    layers = {**_BLOCK, **(_SECOND if attention.key_bias else {})}
     trunk_rules = [
-        replace(rule, param_names=_ADDED) if rule.param_names == _TABLE else rule
-        for rule in trunk("deberta", {**_BLOCK, **(_SECOND if attention.key_bias else {})})
+        *trunk("deberta", layers, position=f"{_POSITION}.added"),
+        NameRule("deberta.encoder.rel_embeddings.weight", f"{_POSITION}.weight"),
+        *rules({"deberta.encoder.LayerNorm": f"{_POSITION}.norm"}),
     ]
-    trunk_rules.append(NameRule("deberta.encoder.rel_embeddings.weight", _TABLE))
     if not attention.key_bias:
         inside, param = "deberta.encoder.layer.{i}.attention.self", "encoder.blocks.{i}.attn"
         qkv = tuple(f"{param}.{name}.weight" for name in "qkv")
@@ -165,7 +166,6 @@ def table(model: Encoder) -> Table:
             NameRule(f"{inside}.in_proj.weight", qkv, groups=attention.heads),
             *(NameRule(f"{inside}.{a}", f"{param}.{b}") for a, b in _FIRST.items()),
         ]
-    trunk_rules += rules({"deberta.encoder.LayerNorm": "encoder.position.norm"})
     pool = {"pooler.dense": "pool.transform", "classifier": "pool.proj"}
     unread = [f"mask_predictions.{name}" for name in ("dense", "LayerNorm", "classifier")]
     unread.append("deberta.embeddings.position_embeddings")
@@ -175,21 +175,15 @@ def table(model: Encoder) -> Table:
     return encoder_pages.table(model, "deberta", _WORDS, trunk_rules, pool, unread, newer)
 
 
-def recipe(name: str, first: bool) -> Recipe:
+def recipe(name: str, family: str, key_bias: bool) -> Recipe:
     """The recipe of a version."""
-    family = "Deberta" if first else "DebertaV2"
-    layers = Section(partial(read_layers, first=first), partial(write_layers, first=first))
-    ends = Section(read_ends, partial(write_ends, family=family))
-    attention: Any = DisentangledAttention(1, bias=True, out_bias=True, key_bias=not first)
+    attention: Any = DisentangledAttention(1, bias=True, out_bias=True, key_bias=key_bias)
     position: Any = RelativeEmbedding()
-    return page(
-        name,
-        words=ConfigWords(
-            encoder(replace(BLOCK, attention=attention), position), KEYS, [layers, ends]
-        ),
-        weights=table,
-    )
+    shape = encoder(replace(BLOCK, attention=attention), position)
+    ends = Section(read_ends, partial(write_ends, family=family))
+    words = ConfigWords(shape, KEYS, [Section(read_layers, write_layers), ends])
+    return page(name, words=words, weights=table)
 
 
-DEBERTA = recipe("deberta", True)
-DEBERTA_V2 = recipe("deberta-v2", False)
+DEBERTA = recipe("deberta", "Deberta", key_bias=False)
+DEBERTA_V2 = recipe("deberta-v2", "DebertaV2", key_bias=True)

@@ -189,18 +189,20 @@ def blocks(layer: str, names: Names) -> tuple[NameRule, ...]:
     return rules({f"{layer}.{{i}}.{a}": f"encoder.blocks.{{i}}.{b}" for a, b in names.items()})
 
 
-def embeddings(name: str, norm: str = "LayerNorm") -> Iterator[NameRule]:
+def embeddings(
+    name: str, norm: str = "LayerNorm", position: str = "encoder.position"
+) -> Iterator[NameRule]:
     """The rules of the tables below ``name``, which all encoders of BERT's kind call the same."""
-    tables = {"word": "embed.token", "position": "encoder.position", "token_type": "embed.segment"}
+    tables = {"word": "embed.token", "position": position, "token_type": "embed.segment"}
     for file_name, param_name in tables.items():
         yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
     yield from rules({f"{name}.embeddings.{norm}": "encoder.first_norm"})
 
 
-def trunk(name: str, layer: Names = LAYER, norm: str = "LayerNorm") -> Iterator[NameRule]:
+def trunk(name: str, layer: Names = LAYER, **tables: str) -> Iterator[NameRule]:
     """The rules of what BERT and its kin share, all below ``name``; ``layer`` names those of a
-    block, ``norm`` that of the embeddings."""
-    yield from embeddings(name, norm)
+    block, ``tables`` what ``embeddings`` are called."""
+    yield from embeddings(name, **tables)
     yield from blocks(f"{name}.encoder.layer", layer)
 
 

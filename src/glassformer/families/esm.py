@@ -84,7 +84,7 @@ def table(model: Encoder) -> Table:
     stored = NameRule(f"esm.{_STORED}", "encoder.position.inv_freq")
     # published beside rotary positions
     unread = ("esm.contact_head.regression", "esm.embeddings.position_embeddings")
-    layers = (*trunk("esm", layer, "layer_norm"), *rules(ends), stored)
+    layers = (*trunk("esm", layer, norm="layer_norm"), *rules(ends), stored)
     table = roberta.with_ends(model, "esm", layers, unread, "bias")
     ignore = (*table.ignore, f"esm.{_OLDER}")
     return replace(table, ignore=ignore, renamed=(*table.renamed, *_RENAMED))

@@ -14,7 +14,7 @@ from .encoder_pages import (
     embeddings,
     ends,
     head_of,
-    words_head,
+    tied_head,
 )
 from .keys import ConfigWords, Section, key, only, revise
 from .mechanisms import LoopedStack
@@ -31,11 +31,9 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     apart = embed_dim(model) != model.dim
     raw.must(apart, "embedding_size", "another than hidden_size, for a layer lies between")
     if head_of(raw) == PRETRAINING:
-        dropout = raw.number(DROPOUT, 0.1, most=0.99)
-        words = replace(words_head(model), tied=raw.flag("tie_word_embeddings", True))
-        return replace(model, head=words, pool=Pool("first", "tanh", 2, dropout))
-    model = ENDS.decode(raw, model)
-    return model
+        pool = Pool("first", "tanh", 2, raw.number(DROPOUT, 0.1, most=0.99))
+        return replace(model, head=tied_head(raw, model), pool=pool)
+    return ENDS.decode(raw, model)  # type: ignore[no-any-return]
 
 
 def write_ends(model: Encoder) -> Settings:

@@ -23,8 +23,8 @@ from .encoder_pages import (
     ends,
     head_of,
     moved,
+    tied_head,
     trunk,
-    words_head,
 )
 from .keys import ConfigWords, Section, key, keys, only
 from .names import Table
@@ -40,11 +40,11 @@ def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
     head = head_of(raw)
     model: Encoder = ENDS.decode(raw, trunk)
     if head == PRETRAINING or (not head and raw.holds("cls.predictions.bias")):
-        tied = raw.flag("tie_word_embeddings", True)
-        model = replace(model, head=replace(words_head(trunk), tied=tied))
-    if head in (PRETRAINING, NEXT_SENTENCE) or raw.holds(f"{_NEXT}.weight"):
-        return model if head in (LABELS, CHOICE) else replace(model, pool=Pool("first", "tanh", 2))
-    return model
+        model = replace(model, head=tied_head(raw, trunk))
+    asked = head in (PRETRAINING, NEXT_SENTENCE) or raw.holds(f"{_NEXT}.weight")
+    if not asked or head in (LABELS, CHOICE):
+        return model
+    return replace(model, pool=Pool("first", "tanh", 2))
 
 
 SHARED = (

@@ -34,8 +34,7 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     # words and labels have this activation whatever the blocks have; a choice says its own
     if head == CHOICE:
         return replace(model, pool=read_choice(raw))
-    model = ENDS.decode(raw, model)
-    return model
+    return ENDS.decode(raw, model)  # type: ignore[no-any-return]
 
 
 def read_choice(raw: ConfigReader) -> Pool:

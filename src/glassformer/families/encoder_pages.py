@@ -41,19 +41,6 @@ def read_labels(raw: ConfigReader) -> int:
     return int(raw.integer("num_labels", 2) if named is None else len(named.table))
 
 
-def read_token_head(raw: ConfigReader, head: str, dropout: float) -> TokenHead:
-    """Labels for each token, or where an answer starts and ends."""
-    labels = read_labels(raw)
-    if head == ANSWERS:
-        raw.must(labels == 2, "id2label", "a table of 2, where an answer starts and where it ends")
-    return TokenHead(labels, dropout=dropout, span=head == ANSWERS)
-
-
-def read_label_pool(raw: ConfigReader, head: str, act: Activation | None, dropout: float) -> Pool:
-    """Labels of a text, or the score of a choice, from the first token's vector."""
-    return Pool("first", act, 1 if head == CHOICE else read_labels(raw), dropout)
-
-
 def words_head(model: Encoder, act: Activation | None = None) -> Head:
     """A family's head over the vocabulary, with the activation and the norm of its blocks; it ends in
     the embeddings' width."""
@@ -61,6 +48,11 @@ def words_head(model: Encoder, act: Activation | None = None) -> Head:
     act = act or getattr(stack.pattern[0].feedforward, "act", None)
     norm = stack.first_norm or stack.last_norm
     return Head(bias=True, transform=act, norm=norm, width=model.embed.dim)
+
+
+def tied_head(raw: ConfigReader, model: Encoder, act: Activation | None = None) -> Head:
+    """That head, tied to the embeddings or not."""
+    return replace(words_head(model, act), tied=raw.flag("tie_word_embeddings", True))
 
 
 def read_heads(
@@ -77,15 +69,16 @@ def read_heads(
     """
     head = head_of(raw)
     if head == MASKED:
-        return replace(
-            model,
-            head=replace(words_head(model, words), tied=raw.flag("tie_word_embeddings", True)),
-        )
+        return replace(model, head=tied_head(raw, model, words))
     if head in (LABELS, CHOICE):
-        return replace(model, pool=read_label_pool(raw, head, act, dropout))
+        count = 1 if head == CHOICE else read_labels(raw)
+        return replace(model, pool=Pool("first", act, count, dropout))
     if head in (TOKENS, ANSWERS):
-        dropout = 0.0 if head == ANSWERS else dropout
-        return replace(model, token_head=read_token_head(raw, head, dropout))
+        labels, span = read_labels(raw), head == ANSWERS
+        fits = labels == 2 or not span
+        raw.must(fits, "id2label", "a table of 2, where an answer starts and where it ends")
+        ends = TokenHead(labels, dropout=0.0 if span else dropout, span=span)
+        return replace(model, token_head=ends)
     return model
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,23 +28,16 @@ def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
     return tuple(blocks[: next(repeats, depth)])
 
 
-class PublishedSizes(Mapping[str, config.Model]):
+class PublishedSizes(UserDict[str, Any]):
     """The configs of published sizes, each read from its words when it is first asked for."""
 
-    def __init__(self, rows: Mapping[str, Any], recipe: Recipe) -> None:
-        self.rows, self.recipe = dict(rows), recipe
+    recipe: Recipe
 
     def __getitem__(self, name: str) -> config.Model:
-        row = self.rows[name]
+        row = self.data[name]
         if isinstance(row, dict):
-            row = self.rows[name] = self.recipe.read(ConfigReader(row))
+            row = self.data[name] = self.recipe.read(ConfigReader(row))
         return row  # type: ignore[no-any-return]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,8 @@ class Recipe:
     def __post_init__(self) -> None:
         derived: Settings = {}
         if not isinstance(self.sizes, PublishedSizes):
-            derived["sizes"] = PublishedSizes(self.sizes, self)
+            derived["sizes"] = PublishedSizes()
+            derived["sizes"].data, derived["sizes"].recipe = dict(self.sizes), self
         if self.words and not self.read_config:
             derived |= {"read_config": self.words.decode, "write_config": self.words.encode}
         if self.family and not self.architectures:

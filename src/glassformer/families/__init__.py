@@ -1,5 +1,5 @@
-"""The recipe book: published models as data, one page each. Adding a family is one page and one
-line in ``RECIPES``."""
+"""The recipe book: published models as data, one page each. Adding a family is one page, one entry
+of published.json and one import here."""
 
 from __future__ import annotations
 
@@ -14,136 +14,73 @@ from ..core import config
 from ..core.config import serial
 from ..core.config.model import long_scalings
 from ..core.errors import UserError, nearest, need
-from . import sentences
-from .albert import ALBERT
-from .bart import BART, M2M_100, MBART, PEGASUS
-from .bert import BERT
-from .bloom import BLOOM
-from .cohere2 import COHERE2
-from .deberta import DEBERTA, DEBERTA_V2
-from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from . import (  # noqa: F401, each with its pages
+    albert,
+    bart,
+    bert,
+    bloom,
+    cohere2,
+    deberta,
+    deepseek,
+    distilbert,
+    electra,
+    esm,
+    eurobert,
+    exaone4,
+    falcon,
+    gemma,
+    gemma3,
+    glass,
+    glm4_moe,
+    gpt2,
+    gpt_bigcode,
+    gpt_neo,
+    gpt_neox,
+    gpt_oss,
+    gptj,
+    granite,
+    granitemoehybrid,
+    led,
+    lfm2,
+    llama,
+    llama4,
+    longformer_page,
+    mamba2,
+    minimax_m2,
+    mistral,
+    mixtral,
+    modernbert,
+    mpnet,
+    mpt,
+    mt5,
+    nanomoe,
+    nemotron_h,
+    nomic_bert,
+    olmo2,
+    opt,
+    phi,
+    phimoe,
+    qwen,
+    qwen3_next,
+    roberta,
+    rwkv,
+    sentences,
+    smollm3,
+    stablelm,
+    starcoder2,
+    t5,
+    vaswani,
+)
 from .differences import differences
-from .distilbert import DISTILBERT
-from .electra import ELECTRA
-from .esm import ESM
-from .eurobert import EUROBERT
-from .exaone4 import EXAONE4
-from .falcon import FALCON
-from .gemma import GEMMA, GEMMA2
-from .gemma3 import GEMMA3
-from .glass import GLASS
-from .glm4_moe import GLM4_MOE
-from .gpt2 import GPT2
-from .gpt_bigcode import GPT_BIGCODE
-from .gpt_neo import GPT_NEO
-from .gpt_neox import GPT_NEOX
-from .gpt_oss import GPT_OSS
-from .gptj import CODEGEN, GPTJ
-from .granite import GRANITE
-from .granitemoehybrid import GRANITEMOEHYBRID
 from .keys import spelled_out
-from .led import LED
-from .lfm2 import LFM2
-from .llama import LLAMA
-from .llama4 import LLAMA4
-from .longformer_page import LONGFORMER
-from .mamba2 import MAMBA2
-from .minimax_m2 import MINIMAX_M2
-from .mistral import MISTRAL
-from .mixtral import MIXTRAL
-from .modernbert import MODERNBERT
-from .mpnet import MPNET
-from .mpt import MPT
-from .mt5 import MT5, UMT5
 from .names import NameRule as NameRule
 from .names import Table as Table
-from .nanomoe import NANOMOE
-from .nemotron_h import NEMOTRON_H
-from .nomic_bert import NOMIC_BERT
-from .olmo2 import OLMO2, OLMO3, OLMOE
-from .opt import OPT
-from .phi import PHI, PHI3
-from .phimoe import PHIMOE
-from .qwen import QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
-from .qwen3_next import QWEN3_5, QWEN3_NEXT
+from .recipe import PAGES, PUBLISHED, Held, Settings
 from .recipe import ConfigReader as ConfigReader
-from .recipe import Held, Settings
 from .recipe import Recipe as Recipe
-from .roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from .rwkv import RWKV
-from .smollm3 import SMOLLM3
-from .stablelm import STABLELM
-from .starcoder2 import STARCODER2
-from .t5 import T5
-from .vaswani import VASWANI
 
-DECODERS = (
-    GPT2,
-    LLAMA,
-    MIXTRAL,
-    NANOMOE,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-    QWEN3MOE,
-    QWEN2MOE,
-    PHIMOE,
-    GPT_OSS,
-    PHI,
-    PHI3,
-    STARCODER2,
-    GEMMA,
-    GEMMA2,
-    GPT_NEO,
-    GPTJ,
-    CODEGEN,
-    GPT_BIGCODE,
-    BLOOM,
-    MPT,
-    STABLELM,
-    OPT,
-    GPT_NEOX,
-    FALCON,
-    GRANITE,
-    OLMO2,
-    OLMO3,
-    OLMOE,
-    EXAONE4,
-    SMOLLM3,
-    GEMMA3,
-    COHERE2,
-    LFM2,
-    MAMBA2,
-    GRANITEMOEHYBRID,
-    NEMOTRON_H,
-    LLAMA4,
-    RWKV,
-    QWEN3_NEXT,
-    QWEN3_5,
-    GLM4_MOE,
-    MINIMAX_M2,
-    DEEPSEEK_V2,
-    DEEPSEEK_V3,
-)
-ENCODERS = (
-    BERT,
-    ELECTRA,
-    DISTILBERT,
-    ROBERTA,
-    CAMEMBERT,
-    XLM_ROBERTA,
-    NOMIC_BERT,
-    EUROBERT,
-    MODERNBERT,
-    MPNET,
-    ALBERT,
-    ESM,
-    DEBERTA,
-    DEBERTA_V2,
-    LONGFORMER,
-)
-PAIRS = (T5, MT5, UMT5, VASWANI, BART, MBART, M2M_100, PEGASUS, LED)
-RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
+RECIPES = {name: PAGES[name] for name in PUBLISHED}
+"""Every recipe by its name; of layouts that hold a model alike, the first is written."""
 
 
 def add(recipe: Recipe) -> None:

@@ -126,6 +126,7 @@ class BothWays(Protocol):
     def encode(self, model: Any) -> Settings: ...
 
 
+PAGES: dict[str, Recipe] = {}  # of the families here, once their modules are imported
 PUBLISHED: Settings = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
 """Of each family here, its classes in transformers, its paper, tokenizer and checkpoint, and tables of
 its sizes: values in the order of ``words``, "-" for none, and the words of ``every`` size."""
@@ -140,4 +141,5 @@ def page(name: str, **recipe: Any) -> Recipe:
             pairs = zip(table["words"].split(), values, strict=True)
             row = {word: value for word, value in pairs if value != "-"}
             sizes[size] = table.get("every", {}) | row
-    return Recipe(name, **stated | {"sizes": sizes} | recipe)
+    PAGES[name] = Recipe(name, **stated | {"sizes": sizes} | recipe)
+    return PAGES[name]

@@ -41,8 +41,8 @@ def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
     model: Encoder = ENDS.decode(raw, trunk)
     if head == PRETRAINING or (not head and raw.holds("cls.predictions.bias")):
         model = replace(model, head=tied_head(raw, trunk))
-    asked = head in (PRETRAINING, NEXT_SENTENCE) or raw.holds(f"{_NEXT}.weight")
-    if not asked or head in (LABELS, CHOICE):
+    predicts = head in (PRETRAINING, NEXT_SENTENCE) or raw.holds(f"{_NEXT}.weight")
+    if not predicts or head in (LABELS, CHOICE):
         return model
     return replace(model, pool=Pool("first", "tanh", 2))
 

@@ -224,8 +224,8 @@ def layers_of(model: Any, slot: str) -> list[Any]:
 
 def first_layer(model: Any, usual: Any, slot: str = "attention") -> Any:
     """The first layer in a slot that is of the type of ``usual``; that where there is none."""
-    same = (layer for layer in layers_of(model, slot) if isinstance(layer, type(usual)))
-    return next(same, usual)
+    fitting = (layer for layer in layers_of(model, slot) if isinstance(layer, type(usual)))
+    return next(fitting, usual)
 
 
 def slides(block: Block) -> bool:
@@ -253,8 +253,8 @@ def windows(
     def decode(raw: ConfigReader, model: Any) -> Any:
         size, depth = window_of(raw, default), stack(model).depth
         idle = optional and size is None
-        counts = word and not (idle or (optional and raw.value("layer_types", None)))
-        step = raw.integer(word, every) if counts else every
+        spaced = word and not (idle or (optional and raw.value("layer_types", None)))
+        step = raw.integer(word, every) if spaced else every
         early = [(i + 1) % step != 0 and not idle for i in range(depth)]
         model = with_layers(model, "attention.mask", read_windows(raw, size, early))
         far = NoPosition() if still and not idle else None
@@ -359,7 +359,7 @@ def variant(
             return model
         layer = read_keys(raw, make(raw, usual) or template, entries)
         pairs = zip(layers_of(model, slot), chosen, strict=True)
-        return with_layers(model, slot, [layer if is_it else other for other, is_it in pairs])
+        return with_layers(model, slot, [layer if is_it else usual for usual, is_it in pairs])
 
     def encode(model: Any) -> Settings:
         chosen = [isinstance(layer, type(template)) for layer in layers_of(model, slot)]
@@ -384,11 +384,14 @@ def read_rotary(
     """
     theta = raw.number("rope_theta", theta, least=1.0)
     rope = raw.inside("rope_parameters") or raw.inside("rope_scaling")
-    whole = fraction is None
-    share = read_fraction(raw, fraction or 1.0, whole)
+    turns_all = fraction is None
+    share = read_fraction(raw, fraction or 1.0, turns_all)
     if rope is None:
         return Rotary(theta, share)
-    share, theta = read_fraction(rope, share, whole), rope.number("rope_theta", theta, least=1.0)
+    share, theta = (
+        read_fraction(rope, share, turns_all),
+        rope.number("rope_theta", theta, least=1.0),
+    )
     kind = rope.value("rope_type", rope.value("type", "default"))
     if kind not in kinds:
         why = " (it turns a token by the length of the whole text)" if kind in BY_LENGTH else ""

@@ -77,8 +77,8 @@ def read_heads(
         labels, span = read_labels(raw), head == ANSWERS
         fits = labels == 2 or not span
         raw.must(fits, "id2label", "a table of 2, where an answer starts and where it ends")
-        ends = TokenHead(labels, dropout=0.0 if span else dropout, span=span)
-        return replace(model, token_head=ends)
+        token_head = TokenHead(labels, dropout=0.0 if span else dropout, span=span)
+        return replace(model, token_head=token_head)
     return model
 
 

@@ -131,14 +131,13 @@ def nullable(names: str, default: Any, places: str = "") -> Key:
 
 def act_name(act: str) -> str:
     """The first of transformers' names for an activation."""
-    names = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
+    names = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
     need(act in names, f'A layout of this shape has no name for the activation "{act}".')
     return names[act]  # type: ignore[index]
 
 
 def only(**words: tuple[Any, str]) -> tuple[Key, ...]:
-    """Nothing of ours: a word that is not as here is refused for its reason, since no module here
-    does that."""
+    """Nothing of ours: a word that is not as here is refused for its reason."""
 
     def entry(word: str, allowed: Any, reason: str) -> Key:
         return Key("", "", lambda raw: raw.only(word, allowed, reason))

@@ -67,7 +67,7 @@ def scale_key(default: bool) -> Key:
 
 
 def held(raw: ConfigReader, word: str, name: str, default: bool = False) -> bool:
-    """True where the files hold weights that they may lack; a ``word`` of ours says it alone."""
+    """True where the files hold weights that they may lack; a ``word`` of param says it alone."""
     stated: bool = raw.flag(word, default)
     return stated if raw.weights is None else raw.holds(name)
 
@@ -102,8 +102,8 @@ def start(default: int | None = None) -> Section:
 
 
 _NAMES = {
-    f"{file}.{name}_proj": f"{ours}.{name}"
-    for file, ours in (("self_attn", "attn"), ("encoder_attn", "cross"))
+    f"{file}.{name}_proj": f"{param}.{name}"
+    for file, param in (("self_attn", "attn"), ("encoder_attn", "cross"))
     for name in ("q", "k", "v", "out")
 }
 _NAMES |= {

@@ -31,19 +31,14 @@ SENTINELS_T5 = 100
 MERGES_OF = byte_level.FILES
 CASES = ("bert-cased", "bert-uncased")
 KINDS = (*byte_level.KINDS, *CASES, "t5", "deberta", "esm")
-CLASSES = {
-    "Qwen2Tokenizer": "qwen",
-    "T5Tokenizer": "t5",
-    "DebertaV2Tokenizer": "deberta",
-    "EsmTokenizer": "esm",
-}
+CLASSES = {"Qwen2Tokenizer": "qwen", "T5Tokenizer": "t5", "EsmTokenizer": "esm"}
 """The classes of `transformers` whose files mean something else than what they say alone, and what
 that is."""
 ROBERTA = ("roberta", "bart", "led", "longformer")
 """The types of models whose vocab.json and merges.txt are framed as RoBERTa's."""
 PLAIN = """
 PreTrainedTokenizer PythonBackend TokenizersBackend SentencePieceBackend GPT2Tokenizer RobertaTokenizer BartTokenizer
-LEDTokenizer LongformerTokenizer CodeGenTokenizer BertTokenizer DistilBertTokenizer ElectraTokenizer
+LEDTokenizer LongformerTokenizer CodeGenTokenizer BertTokenizer DistilBertTokenizer ElectraTokenizer DebertaV2Tokenizer
 MobileBertTokenizer ConvBertTokenizer SqueezeBertTokenizer RetriBertTokenizer LayoutLMTokenizer LxmertTokenizer
 DPRQuestionEncoderTokenizer DPRContextEncoderTokenizer DPRReaderTokenizer LlamaTokenizer GemmaTokenizer
 """
@@ -156,11 +151,11 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
         file_kind = _kind(kind, byte_level.KINDS, config, path)
         return byte_level.read_ranks(data, file_kind, source), {}
     if path.suffix == ".model" or start[:1] == b"\n":
-        is_t5 = hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5
         file_kind = _kind(kind, ("t5", "deberta"), config, path)
-        if file_kind == "deberta" or (kind is None and _model(config, path) == "deberta-v2"):
+        is_deberta = kind is None and _model(config, path) in ("deberta-v2", "debertav2")
+        if is_deberta or file_kind == "deberta":
             return sentencepiece.read_deberta(data, source, config)
-        is_t5 |= file_kind == "t5"
+        is_t5 = file_kind == "t5" or hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5
         sentinels = config.get("extra_ids", SENTINELS_T5) if is_t5 else 0
         if type(sentinels) is not int or not 0 <= sentinels <= 10000:
             raise UserError(

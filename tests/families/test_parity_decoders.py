@@ -100,9 +100,14 @@ def test_the_settings_matter(family, tmp_path):
 
 # ------------------------------------------------------------------------------------- the recipes
 
+DECODERS = [  # all but glass
+    recipe
+    for recipe in recipes.all()
+    if recipe.name != "glass" and isinstance(next(iter(recipe.sizes.values())), config.Decoder)
+]
 NAMES = [
     f"{recipe.name}/{size}"
-    for recipe in recipes.DECODERS[2:]
+    for recipe in DECODERS[2:]
     if recipe.read_config
     for size in recipe.sizes
 ]
@@ -198,7 +203,7 @@ def shrunk(name):
     )
 
 
-ONE_EACH = [f"{recipe.name}/{next(iter(recipe.sizes))}" for recipe in recipes.DECODERS]
+ONE_EACH = [f"{recipe.name}/{next(iter(recipe.sizes))}" for recipe in DECODERS]
 ONE_EACH += ["gpt2/nanogpt", "llama/2-70b", "llama/3-8b", "llama/3.1-8b", "llama/3.2-1b"]
 
 

@@ -100,9 +100,14 @@ def test_the_settings_matter(family, tmp_path):
 
 # ------------------------------------------------------------------------------------- the recipes
 
+DECODERS = [  # all but glass
+    recipe
+    for recipe in recipes.all()
+    if recipe.name != "glass" and isinstance(next(iter(recipe.sizes.values())), config.Decoder)
+]
 NAMES = [
     f"{recipe.name}/{size}"
-    for recipe in recipes.DECODERS[2:]
+    for recipe in DECODERS[2:]
     if recipe.read_config
     for size in recipe.sizes
 ]
@@ -198,7 +203,7 @@ def shrunk(name):
     )
 
 
-ONE_EACH = [f"{recipe.name}/{next(iter(recipe.sizes))}" for recipe in recipes.DECODERS]
+ONE_EACH = [f"{recipe.name}/{next(iter(recipe.sizes))}" for recipe in DECODERS]
 ONE_EACH += ["gpt2/nanogpt", "llama/2-70b", "llama/3-8b", "llama/3.1-8b", "llama/3.2-1b"]
 
 
@@ -304,7 +309,7 @@ def test_the_page_shown_to_contributors_is_the_page():
     (path,) = (root / "src" / "glassformer" / "families").glob("starcoder2.py")
     displayed = text.partition("```python\n")[2].partition("```")[0]
     assert "src/glassformer/families/starcoder2.py" in text
-    assert "STARCODER2 = Recipe(" in displayed
+    assert "STARCODER2 = page(" in displayed
     assert displayed in path.read_text(encoding="utf-8")
 
 

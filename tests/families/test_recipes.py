@@ -17,6 +17,11 @@ from glassformer.core.config import serial
 from glassformer.core.errors import UserError
 from mistakes import mistake
 
+DECODERS = [  # all but glass
+    recipe
+    for recipe in recipes.all()
+    if recipe.name != "glass" and isinstance(next(iter(recipe.sizes.values())), config.Decoder)
+]
 STORIES = recipes.find("llama/stories260k")
 LLAMA = recipes.write_config(STORIES)[1]
 
@@ -63,11 +68,15 @@ def test_every_size_survives_json_and_its_own_layout(name):
         "esm/2-8m",
         "deberta/base",
         "deberta-v2/v3-base",
-        *(f"{recipe.name}/{size}" for recipe in recipes.PAIRS[4:] for size in recipe.sizes),
+        *(
+            f"{name}/{size}"
+            for name in ("bart", "mbart", "m2m-100", "pegasus", "led")
+            for size in recipes.RECIPES[name].sizes
+        ),
         "t5/small",  # not 1.1: transformers 5 calls every T5's head tied, and files say otherwise
         *(
             f"{recipe.name}/{size}"
-            for recipe in recipes.DECODERS[2:]
+            for recipe in DECODERS[2:]
             for size in (recipe.sizes if recipe.read_config else ())
         ),
     ],

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from glassformer.core.errors import UserError
+from glassformer.formats import checkpoint
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_tokenizer import IDENTITY, NASTY, SPECIAL, STORY, sentencepiece_model, streamed
 
@@ -111,3 +112,39 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
             refused += "table of character replacements is damaged" in str(error)
     assert refused > 10
     assert capfd.readouterr().err == ""
+
+
+def test_a_deberta_frames_what_its_spm_model_splits(tmp_path):
+    """A folder as Microsoft publishes it: config.json, spm.model and no word about a class."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    roles = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}
+    settings = {f"{role}_piece": name for role, name in roles.items()}
+    settings |= {f"{role}_id": id for id, role in enumerate(roles)}
+    path = tmp_path / "spm.model"
+    path.write_bytes(sentencepiece_model(STORY, vocab_size=60, hard_vocab_limit=False, **settings))
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text('{"do_lower_case": false, "vocab_type": "spm"}')
+    assert checkpoint.has_tokenizer(tmp_path)
+    tokenizer = open_tokenizer(tmp_path)
+    ids = processor.encode(STORY[0])
+    assert tokenizer.encode(STORY[0]) == ids
+    assert tokenizer.encode_pair(STORY[0])[0] == [1, *ids, 2]
+    pair, segments = tokenizer.encode_pair(STORY[0], STORY[0])
+    assert pair == [1, *ids, 2, *ids, 2]
+    assert segments == [0] * (len(ids) + 2) + [1] * (len(ids) + 1)
+    assert (tokenizer.cls, tokenizer.sep, tokenizer.pad) == (1, 2, 0)
+    assert tokenizer.mask == processor.get_piece_size() == tokenizer.size - 1
+    config.write_text('{"tokenizer_class": "DebertaV2Tokenizer"}')
+    assert open_tokenizer(tmp_path).encode_pair(STORY[0])[0] == [1, *ids, 2]
+    config.write_text('{"split_by_punct": true}')
+    with pytest.raises(UserError, match=r"split_by_punct.*give its tokenizer.json"):
+        open_tokenizer(tmp_path)
+
+
+def test_a_deberta_without_cls_is_a_sentence(tmp_path):
+    path = tmp_path / "spm.model"
+    path.write_bytes(sentencepiece_model(STORY, vocab_size=60, hard_vocab_limit=False))
+    with pytest.raises(UserError, match=r"lacks \[CLS\] or \[SEP\]"):
+        open_tokenizer(path, kind="deberta")

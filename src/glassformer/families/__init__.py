@@ -1,5 +1,5 @@
-"""The recipe book: published models as data, one page each. Adding a family is one page and one
-line in ``RECIPES``."""
+"""The recipe book: published models as data, one page each. Adding a family is one page, one entry
+of published.json and one import here."""
 
 from __future__ import annotations
 
@@ -14,136 +14,73 @@ from ..core import config
 from ..core.config import serial
 from ..core.config.model import long_scalings
 from ..core.errors import UserError, nearest, need
-from . import sentences
-from .albert import ALBERT
-from .bart import BART, M2M_100, MBART, PEGASUS
-from .bert import BERT
-from .bloom import BLOOM
-from .cohere2 import COHERE2
-from .deberta import DEBERTA, DEBERTA_V2
-from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from . import (  # noqa: F401, each with its pages
+    albert,
+    bart,
+    bert,
+    bloom,
+    cohere2,
+    deberta,
+    deepseek,
+    distilbert,
+    electra,
+    esm,
+    eurobert,
+    exaone4,
+    falcon,
+    gemma,
+    gemma3,
+    glass,
+    glm4_moe,
+    gpt2,
+    gpt_bigcode,
+    gpt_neo,
+    gpt_neox,
+    gpt_oss,
+    gptj,
+    granite,
+    granitemoehybrid,
+    led,
+    lfm2,
+    llama,
+    llama4,
+    longformer_page,
+    mamba2,
+    minimax_m2,
+    mistral,
+    mixtral,
+    modernbert,
+    mpnet,
+    mpt,
+    mt5,
+    nanomoe,
+    nemotron_h,
+    nomic_bert,
+    olmo2,
+    opt,
+    phi,
+    phimoe,
+    qwen,
+    qwen3_next,
+    roberta,
+    rwkv,
+    sentences,
+    smollm3,
+    stablelm,
+    starcoder2,
+    t5,
+    vaswani,
+)
 from .differences import differences
-from .distilbert import DISTILBERT
-from .electra import ELECTRA
-from .esm import ESM
-from .eurobert import EUROBERT
-from .exaone4 import EXAONE4
-from .falcon import FALCON
-from .gemma import GEMMA, GEMMA2
-from .gemma3 import GEMMA3
-from .glass import GLASS
-from .glm4_moe import GLM4_MOE
-from .gpt2 import GPT2
-from .gpt_bigcode import GPT_BIGCODE
-from .gpt_neo import GPT_NEO
-from .gpt_neox import GPT_NEOX
-from .gpt_oss import GPT_OSS
-from .gptj import CODEGEN, GPTJ
-from .granite import GRANITE
-from .granitemoehybrid import GRANITEMOEHYBRID
 from .keys import spelled_out
-from .led import LED
-from .lfm2 import LFM2
-from .llama import LLAMA
-from .llama4 import LLAMA4
-from .longformer_page import LONGFORMER
-from .mamba2 import MAMBA2
-from .minimax_m2 import MINIMAX_M2
-from .mistral import MISTRAL
-from .mixtral import MIXTRAL
-from .modernbert import MODERNBERT
-from .mpnet import MPNET
-from .mpt import MPT
-from .mt5 import MT5, UMT5
 from .names import NameRule as NameRule
 from .names import Table as Table
-from .nanomoe import NANOMOE
-from .nemotron_h import NEMOTRON_H
-from .nomic_bert import NOMIC_BERT
-from .olmo2 import OLMO2, OLMO3, OLMOE
-from .opt import OPT
-from .phi import PHI, PHI3
-from .phimoe import PHIMOE
-from .qwen import QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
-from .qwen3_next import QWEN3_5, QWEN3_NEXT
+from .recipe import PAGES, PUBLISHED, Held, Settings
 from .recipe import ConfigReader as ConfigReader
-from .recipe import Held, Settings
 from .recipe import Recipe as Recipe
-from .roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from .rwkv import RWKV
-from .smollm3 import SMOLLM3
-from .stablelm import STABLELM
-from .starcoder2 import STARCODER2
-from .t5 import T5
-from .vaswani import VASWANI
 
-DECODERS = (
-    GPT2,
-    LLAMA,
-    MIXTRAL,
-    NANOMOE,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-    QWEN3MOE,
-    QWEN2MOE,
-    PHIMOE,
-    GPT_OSS,
-    PHI,
-    PHI3,
-    STARCODER2,
-    GEMMA,
-    GEMMA2,
-    GPT_NEO,
-    GPTJ,
-    CODEGEN,
-    GPT_BIGCODE,
-    BLOOM,
-    MPT,
-    STABLELM,
-    OPT,
-    GPT_NEOX,
-    FALCON,
-    GRANITE,
-    OLMO2,
-    OLMO3,
-    OLMOE,
-    EXAONE4,
-    SMOLLM3,
-    GEMMA3,
-    COHERE2,
-    LFM2,
-    MAMBA2,
-    GRANITEMOEHYBRID,
-    NEMOTRON_H,
-    LLAMA4,
-    RWKV,
-    QWEN3_NEXT,
-    QWEN3_5,
-    GLM4_MOE,
-    MINIMAX_M2,
-    DEEPSEEK_V2,
-    DEEPSEEK_V3,
-)
-ENCODERS = (
-    BERT,
-    ELECTRA,
-    DISTILBERT,
-    ROBERTA,
-    CAMEMBERT,
-    XLM_ROBERTA,
-    NOMIC_BERT,
-    EUROBERT,
-    MODERNBERT,
-    MPNET,
-    ALBERT,
-    ESM,
-    DEBERTA,
-    DEBERTA_V2,
-    LONGFORMER,
-)
-PAIRS = (T5, MT5, UMT5, VASWANI, BART, MBART, M2M_100, PEGASUS, LED)
-RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
+RECIPES = {name: PAGES[name] for name in PUBLISHED}
+"""Every recipe by its name; of layouts that hold a model alike, the first is written."""
 
 
 def add(recipe: Recipe) -> None:
@@ -163,18 +100,13 @@ def add(recipe: Recipe) -> None:
         f'There is a recipe "{recipe.name}" already; give yours another name.',
     )
     for registered in RECIPES.values():
-        taken = [name for name in recipe.architectures if name in registered.architectures]
-        taken += (
-            [recipe.model_type]
-            if recipe.model_type and recipe.model_type == registered.model_type
-            else []
-        )
-        need(
-            not taken or recipe.read_config is None,
-            f'The recipe "{recipe.name}" reads "{taken[0] if taken else ""}", which {registered.name} '
-            "reads already; "
-            "give yours another architecture and model_type.",
-        )
+        reads = (*recipe.architectures, recipe.model_type) if recipe.read_config else ()
+        for name in filter(None, reads):
+            need(
+                name not in (*registered.architectures, registered.model_type),
+                f'The recipe "{recipe.name}" reads "{name}", which {registered.name} reads already; '
+                "give yours another architecture and model_type.",
+            )
     RECIPES[recipe.name] = recipe
 
 
@@ -192,46 +124,37 @@ def find(name: str) -> config.Model:
     """The config of a RECIPE/SIZE such as ``llama/3-8b``; UserError with the nearest for an unknown
     one."""
     recipe, _, size = name.lower().partition("/")
-    if recipe in RECIPES:
-        sizes = RECIPES[recipe].sizes
-        if size in sizes:
-            model: config.Model = sizes[size]
-            return model
-        offered = ", ".join(f"{recipe}/{size}" for size in sizes)
-        raise UserError(f'There is no recipe "{name}"; {recipe} comes as {offered}.')
-    raise UserError(
-        "There is no recipe "
-        f'"{name}".{nearest(name, names()) or " `glassformer recipes` lists them."}'
-    )
+    if recipe not in RECIPES:
+        hint = nearest(name, names()) or " `glassformer recipes` lists them."
+        raise UserError(f'There is no recipe "{name}".{hint}')
+    sizes = RECIPES[recipe].sizes
+    offered = ", ".join(f"{recipe}/{size}" for size in sizes)
+    need(size in sizes, f'There is no recipe "{name}"; {recipe} comes as {offered}.')
+    return sizes[size]  # type: ignore[no-any-return]
 
 
 def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
     """The recipe of a published config.json, by its architecture; UserError for one that is not in
     the book."""
     listed = raw.get("architectures")
-    fits = listed is None or isinstance(listed, list)
     need(
-        fits, f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.'
+        listed is None or isinstance(listed, list),
+        f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.',
     )
-    listed = listed or []
     published = [recipe for recipe in all() if recipe.read_config is not None]
-    for recipe in published:
-        if (
-            listed[0] in recipe.architectures
-            if listed
-            else raw.get("model_type") == recipe.model_type
-        ):
-            return recipe
-    name = str(listed[0] if listed else raw.get("model_type"))[:80]
-    if name == "None":
-        raise UserError(
-            f'{source} names no model ("architectures" is missing); add it, one of `glassformer '
-            "recipes --types`."
-        )
-    known_names = [architecture for recipe in published for architecture in recipe.architectures]
-    hint = "".join(
-        f' Did you mean "{near}"?' for near in get_close_matches(name, known_names, 1, 0.95)
+    classes = {name: recipe for recipe in reversed(published) for name in recipe.architectures}
+    types = {recipe.model_type: recipe for recipe in reversed(published)}
+    name = listed[0] if listed else raw.get("model_type")
+    if isinstance(name, str) and (recipe := (classes if listed else types).get(name)):
+        return recipe
+    name = str(name)[:80]
+    need(
+        name != "None",
+        f'{source} names no model ("architectures" is missing); add it, one of `glassformer '
+        "recipes --types`.",
     )
+    near = get_close_matches(name, classes, 1, 0.95)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
     raise UserError(
         f'{source}: the architecture "{name}" is not in the recipe book; `glassformer why FOLDER '
         f"TEXT ADDRESS --with-transformers` opens it.{hint}"
@@ -270,16 +193,15 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, Setting
     """
     # what is in the way of the nearest layout, how much of it
     hindrance, nearness = "none is of its shape", 0
-    if config.recurrent(model):
-        raise UserError(
-            'No published layout holds a recurrent model; save it with the layout "glassformer".'
-        )
-    if any(scaling.use_long for scaling in long_scalings(model).values()):
-        raise UserError(
-            "No published layout is for long texts alone, as this model's LongRopeScaling is; "
-            "save it with the layout "
-            '"glassformer".'
-        )
+    need(
+        not config.recurrent(model),
+        'No published layout holds a recurrent model; save it with the layout "glassformer".',
+    )
+    need(
+        not any(scaling.use_long for scaling in long_scalings(model).values()),
+        "No published layout is for long texts alone, as this model's LongRopeScaling is; "
+        'save it with the layout "glassformer".',
+    )
     added = serial.added_types(model)
     layouts = [
         recipe
@@ -332,18 +254,12 @@ def plain(model: config.Model) -> config.Model:
 
 
 def _short(value: Any) -> Any:
-    return (
-        value["type"]
-        if isinstance(value, dict)
-        else f"{len(value)} blocks"
-        if isinstance(value, list)
-        else value
-    )
+    if isinstance(value, dict):
+        return value["type"]
+    return f"{len(value)} blocks" if isinstance(value, list) else value
 
 
 def _values(value: Any) -> int:
     """Number of values in a part of a config."""
-    inside = (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    )
-    return 1 if inside is None else sum(_values(value) for value in inside)
+    value = list(value.values()) if isinstance(value, dict) else value
+    return sum(map(_values, value)) if isinstance(value, list) else 1

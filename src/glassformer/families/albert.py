@@ -11,16 +11,15 @@ from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
 from .bert import PRETRAINING, TRUNK
 from .encoder_pages import (
-    HEADS,
     embeddings,
     ends,
     head_of,
-    words_head,
+    tied_head,
 )
 from .keys import ConfigWords, Section, key, only, revise
 from .mechanisms import LoopedStack
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 DROPOUT = "classifier_dropout_prob"
 ENDS = ends("Albert", "albert.pooler", dropout=DROPOUT, usual=0.1)
@@ -32,11 +31,9 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     apart = embed_dim(model) != model.dim
     raw.must(apart, "embedding_size", "another than hidden_size, for a layer lies between")
     if head_of(raw) == PRETRAINING:
-        dropout = raw.number(DROPOUT, 0.1, most=0.99)
-        words = replace(words_head(model), tied=raw.flag("tie_word_embeddings", True))
-        return replace(model, head=words, pool=Pool("first", "tanh", 2, dropout))
-    model = ENDS.decode(raw, model)
-    return model
+        pool = Pool("first", "tanh", 2, raw.number(DROPOUT, 0.1, most=0.99))
+        return replace(model, head=tied_head(raw, model), pool=pool)
+    return ENDS.decode(raw, model)  # type: ignore[no-any-return]
 
 
 def write_ends(model: Encoder) -> Settings:
@@ -51,8 +48,10 @@ WORDS = ConfigWords(
     replace(TRUNK, encoder=STACK),
     revise(
         BERT_KEYS,
-        only("num_hidden_groups", 1, "all blocks of an ALBERT here share one group of weights"),
-        only("inner_group_num", 1, "a group of an ALBERT here is one block"),
+        *only(
+            num_hidden_groups=(1, "all blocks of an ALBERT here share one group of weights"),
+            inner_group_num=(1, "a group of an ALBERT here is one block"),
+        ),
         key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
         embedding_size=(128, "embed.dim"),
         hidden_act="gelu_new",
@@ -86,24 +85,4 @@ def table(model: Encoder) -> Table:
     return encoder_pages.table(model, "albert", HEAD, inside, labels, unread, transform=names)
 
 
-ALBERT = Recipe(
-    name="albert",
-    paper="Lan et al. 2019, ALBERT: A Lite BERT for Self-supervised Learning of Language "
-    "Representations (arXiv 1909.11942)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size
-        base    768  12 12 3072
-        large   1024 24 16 4096
-        xlarge  2048 24 16 8192
-        xxlarge 4096 12 64 16384
-        """,
-        vocab_size=30_000,
-        architectures=["AlbertForMaskedLM"],
-    ),
-    family="Albert",
-    heads=(PRETRAINING, *HEADS),
-    tokenizer="albert/albert-base-v2 (SentencePiece)",
-    words=WORDS,
-    weights=table,
-)
+ALBERT = page("albert", words=WORDS, weights=table)

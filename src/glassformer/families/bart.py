@@ -19,7 +19,7 @@ from ..core.config.position import Learned, Position, Sinusoidal
 from .keys import ConfigWords, Key, Section, keys, only
 from .names import NameRule, Table, rules
 from .pair_pages import BOTH_SIDES, held, pair_table, scale_key, start, template
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 POSITIONS = "model.encoder.embed_positions.weight"  # PEGASUS' sines, as its files have them
 BIAS = "final_logits_bias"
@@ -53,8 +53,10 @@ def words(
             last_norm=norm if place == "pre" else None,
         ),
         (
-            only("tie_word_embeddings", True, "the head shares the embeddings' table here"),
-            only("is_decoder", False, "a decoder here stands beside its encoder"),
+            *only(
+                tie_word_embeddings=(True, "the head shares the embeddings' table here"),
+                is_decoder=(False, "a decoder here stands beside its encoder"),
+            ),
             *BOTH_SIDES,
             scale_key(scaled),
             *keys(activation_function=act),
@@ -103,92 +105,13 @@ def table(model: Model) -> Table:
     return pair_table(*rules(layers), *learned, sines=not learned, prefix="model.")
 
 
-def ends(family: str) -> tuple[str, str]:
-    """The classes of a family in transformers."""
-    return f"{family}ForConditionalGeneration", f"{family}Model"
-
-
-BART = Recipe(
-    name="bart",
-    paper="Lewis et al. 2020, BART: Denoising Sequence-to-Sequence Pre-training (arXiv 1910.13461)",
-    sizes=sizes(
-        """
-        d_model vocab_size encoder_layers decoder_layers encoder_attention_heads \
-        decoder_attention_heads encoder_ffn_dim decoder_ffn_dim
-        base            768  50265 6 6 12 12 3072 3072
-        large           1024 50265 - - -  -  -    -
-        large-cnn       1024 50264 - - -  -  -    -
-        distil-cnn-12-6 1024 50264 - 6 -  -  -    -
-        """,
-        decoder_start_token_id=None,
-    ),
-    architectures=ends("Bart"),
-    model_type="bart",
-    tokenizer="facebook/bart-base (byte-level BPE)",
-    words=words(TABLE, place="post", normed=True, first=2),
-    weights=table,
+BART = page("bart", words=words(TABLE, place="post", normed=True, first=2), weights=table)
+MBART = page("mbart", words=words(TABLE, normed=True), weights=table)
+M2M_100 = page(
+    "m2m-100", words=words(NUMBERED, OFFSET, scaled=True, act="relu", first=2), weights=table
 )
-MBART = Recipe(
-    name="mbart",
-    paper="Liu et al. 2020, Multilingual Denoising Pre-training (arXiv 2001.08210); Tang et al. 2020, 50 "
-    "languages",
-    sizes=sizes(
-        """
-        vocab_size
-        large-cc25 250027
-        large-50   250054
-        """,
-        d_model=1024,
-        scale_embedding=True,
-    ),
-    architectures=ends("MBart"),
-    model_type="mbart",
-    tokenizer="facebook/mbart-large-50 (SentencePiece)",
-    words=words(TABLE, normed=True),
-    weights=table,
-)
-M2M_100 = Recipe(
-    name="m2m-100",
-    paper="Fan et al. 2020, Beyond English-Centric Multilingual Machine Translation (arXiv 2010.11125); "
-    "NLLB Team 2022 (arXiv 2207.04672)",
-    sizes=sizes(
-        """
-        d_model vocab_size encoder_layers decoder_layers encoder_ffn_dim decoder_ffn_dim
-        418m      1024 128112 -  -  -    -
-        1.2b      1024 128112 24 24 8192 8192
-        nllb-600m 1024 256206 -  -  -    -
-        nllb-1.3b 1024 256206 24 24 8192 8192
-        nllb-3.3b 2048 256206 24 24 8192 8192
-        """,
-        decoder_start_token_id=None,
-    ),
-    architectures=ends("M2M100"),
-    model_type="m2m_100",
-    tokenizer="facebook/nllb-200-distilled-600M (SentencePiece)",
-    words=words(NUMBERED, OFFSET, scaled=True, act="relu", first=2),
-    weights=table,
-    fixed=("pad_token_id",),
-)
-PEGASUS = Recipe(
-    name="pegasus",
-    paper="Zhang et al. 2020, PEGASUS: Pre-training with Extracted Gap-sentences (arXiv 1912.08777)",
-    sizes=sizes(
-        """
-        max_position_embeddings
-        large -
-        xsum  512
-        """,
-        d_model=1024,
-        vocab_size=96_103,
-        encoder_layers=16,
-        decoder_layers=16,
-        scale_embedding=True,
-        activation_function="relu",
-        decoder_start_token_id=None,
-    ),
-    architectures=ends("Pegasus"),
-    model_type="pegasus",
-    tokenizer="google/pegasus-xsum (Unigram)",
+PEGASUS = page(
+    "pegasus",
     words=words(
         SINES,
         Key("", "position", _sines_or_table),

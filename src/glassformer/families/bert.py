@@ -18,18 +18,17 @@ from ..core.config.position import Learned
 from . import encoder_pages
 from .encoder_pages import (
     CHOICE,
-    HEADS,
     LABELS,
     encoder,
     ends,
     head_of,
     moved,
+    tied_head,
     trunk,
-    words_head,
 )
 from .keys import ConfigWords, Section, key, keys, only
 from .names import Table
-from .recipe import MISSING, ConfigReader, Recipe, Settings, sizes
+from .recipe import MISSING, ConfigReader, Settings, page
 
 PRETRAINING, NEXT_SENTENCE = "PreTraining", "NextSentencePrediction"
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
@@ -41,16 +40,18 @@ def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
     head = head_of(raw)
     model: Encoder = ENDS.decode(raw, trunk)
     if head == PRETRAINING or (not head and raw.holds("cls.predictions.bias")):
-        tied = raw.flag("tie_word_embeddings", True)
-        model = replace(model, head=replace(words_head(trunk), tied=tied))
-    if head in (PRETRAINING, NEXT_SENTENCE) or raw.holds(f"{_NEXT}.weight"):
-        return model if head in (LABELS, CHOICE) else replace(model, pool=Pool("first", "tanh", 2))
-    return model
+        model = replace(model, head=tied_head(raw, trunk))
+    predicts = head in (PRETRAINING, NEXT_SENTENCE) or raw.holds(f"{_NEXT}.weight")
+    if not predicts or head in (LABELS, CHOICE):
+        return model
+    return replace(model, pool=Pool("first", "tanh", 2))
 
 
 SHARED = (
-    only("is_decoder", False, "a BERT here sees both sides of every token"),
-    only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
+    *only(
+        is_decoder=(False, "a BERT here sees both sides of every token"),
+        add_cross_attention=(False, "an encoder alone has nothing to look across at"),
+    ),
     *keys(
         "hidden_size num_hidden_layers num_attention_heads intermediate_size",
         max_position_embeddings=512,
@@ -63,7 +64,9 @@ SHARED = (
     ),
 )
 KEYS = (
-    only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+    *only(
+        position_embedding_type=("absolute", "positions of a BERT here are a table"),
+    ),
     *SHARED,
 )
 
@@ -98,30 +101,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-BERT = Recipe(
-    name="bert",
-    paper="Devlin et al. 2018, BERT (arXiv 1810.04805); Turc et al. 2019 (the small sizes); Wang "
-    "et al. 2020, MiniLM",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size \
-        architectures sentence_vectors
-        tiny        128  2  2  512  30522 ["BertForPreTraining"] -
-        mini        256  4  4  1024 30522 ["BertForPreTraining"] -
-        small       512  4  8  2048 30522 ["BertForPreTraining"] -
-        medium      512  8  8  2048 30522 ["BertForPreTraining"] -
-        base        768  12 12 3072 30522 ["BertForPreTraining"] -
-        base-cased  768  12 12 3072 28996 ["BertForPreTraining"] -
-        large       1024 24 16 4096 30522 ["BertForPreTraining"] -
-        large-cased 1024 24 16 4096 28996 ["BertForPreTraining"] -
-        minilm-l6   384  6  12 1536 30522 -                      {"normalize":true,"max_seq_length":256}
-        minilm-l12  384  12 12 1536 30522 -                      {"normalize":true,"max_seq_length":128}
-        """,
-    ),
-    family="Bert",
-    heads=(PRETRAINING, *HEADS, NEXT_SENTENCE),
-    tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
-    checkpoint="google-bert/bert-base-uncased",
-    words=WORDS,
-    weights=table,
-)
+BERT = page("bert", words=WORDS, weights=table)

@@ -7,7 +7,7 @@ from . import gpt2
 from .decoder_pages import NORMS, decoder, first_block, joint
 from .keys import Key, only
 from .names import Table
-from .recipe import ConfigReader, Recipe, sizes
+from .recipe import ConfigReader, page
 
 
 def _width(raw: ConfigReader) -> int:
@@ -21,7 +21,9 @@ WORDS = gpt2.words(
         Alibi(),
         first_norm=LayerNorm(),
     ),
-    only("apply_residual_connection_post_layernorm", False, "the stream here passes the norms by"),
+    *only(
+        apply_residual_connection_post_layernorm=(False, "the stream here passes the norms by"),
+    ),
     Key("hidden_size", "dim", _width),
     Key("", "feedforward.hidden", lambda raw: 4 * _width(raw)),
     gpt2.length("seq_length", 2048),
@@ -49,24 +51,4 @@ def weights(model: Model) -> Table:
     )
 
 
-BLOOM = Recipe(
-    name="bloom",
-    paper="BigScience Workshop 2022, BLOOM: A 176B-Parameter Open-Access Multilingual Language "
-    "Model (arXiv 2211.05100)",
-    sizes=sizes(
-        """
-        hidden_size n_layer n_head
-        560m 1024  24 16
-        1b1  1536  24 16
-        1b7  2048  24 16
-        3b   2560  30 32
-        7b1  4096  30 32
-        176b 14336 70 112
-        """,
-        vocab_size=250_880,
-    ),
-    tokenizer="bigscience/bloom-560m",
-    words=WORDS,
-    family="Bloom",
-    weights=weights,
-)
+BLOOM = page("bloom", words=WORDS, weights=weights)

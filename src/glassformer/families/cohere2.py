@@ -12,7 +12,7 @@ from ..core.config import (
     Rotary,
 )
 from .decoder_pages import ATTENTION, GATED, decoder, read_rotary, table, turned, windows, words
-from .recipe import Recipe, sizes
+from .recipe import page
 
 WORDS = words(
     decoder(Block(Attention(1), GatedMLP(1), LayerNorm(bias=False), place="parallel"), Rotary()),
@@ -26,21 +26,6 @@ WORDS = words(
     logit_scale=(0.0625, "head.scale"),
 )
 
-COHERE2 = Recipe(
-    name="cohere2",
-    paper="Cohere 2024, Command R7B; Yang et al. 2025, Rope to Nope and Back Again (arXiv "
-    "2501.18795)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size \
-        max_position_embeddings vocab_size
-        command-r7b 4096 32 32 8 14336 132096 256000
-        """,
-        logit_scale=0.25,
-        rope_theta=50000.0,
-    ),
-    tokenizer="CohereLabs/c4ai-command-r7b-12-2024",
-    words=WORDS,
-    family="Cohere2",
-    weights=table(ATTENTION, GATED, {"attn_norm": "input_layernorm"}),
+COHERE2 = page(
+    "cohere2", words=WORDS, weights=table(ATTENTION, GATED, {"attn_norm": "input_layernorm"})
 )

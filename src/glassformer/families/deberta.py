@@ -19,7 +19,6 @@ from .bert import BLOCK, SHARED
 from .disentangled import DisentangledAttention, RelativeEmbedding
 from .encoder_pages import (
     CHOICE,
-    HEADS,
     LABELS,
     LAYER,
     encoder,
@@ -31,7 +30,7 @@ from .encoder_pages import (
 )
 from .keys import MOST_POSITIONS, ConfigWords, Key, Section, key, only, revise
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Recipe, Settings, page
 
 SCORES = {"c2p": "content_to_position", "p2c": "position_to_content"}
 
@@ -63,11 +62,11 @@ def read_position(raw: ConfigReader, norm: Any, first: bool) -> Any:
     return RelativeEmbedding(buckets, distance, norm, added)
 
 
-def read_layers(raw: ConfigReader, model: Encoder, first: bool) -> Encoder:
+def read_layers(raw: ConfigReader, model: Encoder) -> Encoder:
     """The model with its scores and its table of distances."""
     stack, scores = stacks(model)["encoder"], read_scores(raw)
     attention: Any = stack.pattern[0].attention
-    width = attention.width(model.dim)
+    width, first = attention.width(model.dim), not attention.key_bias
     sizes = {"embedding_size": model.dim, "pooler_hidden_size": model.dim}
     for word, size in {**sizes, "attention_head_size": width}.items():
         raw.only(word, size, "a DeBERTa here has one width, which its heads share")
@@ -100,13 +99,13 @@ def write_ends(model: Encoder, family: str) -> Settings:
     return raw
 
 
-def write_layers(model: Encoder, first: bool) -> Settings:
+def write_layers(model: Encoder) -> Settings:
     """Settings of scores and of the table of distances."""
     stack = stacks(model)["encoder"]
-    attention, position = stack.pattern[0].attention, stack.position
+    attention: Any = stack.pattern[0].attention
+    position: Any = stack.position
     fits = isinstance(attention, DisentangledAttention) and isinstance(position, RelativeEmbedding)
     need(fits, "The layouts of DeBERTa hold disentangled attention alone.")
-    assert isinstance(attention, DisentangledAttention) and isinstance(position, RelativeEmbedding)
     newer = {
         "position_buckets": position.buckets if position.distance else -1,
         "norm_rel_ebd": "layer_norm" if position.norm else "none",
@@ -117,17 +116,19 @@ def write_layers(model: Encoder, first: bool) -> Settings:
         "position_biased_input": position.added is not None,
         "relative_attention": True,
         "pos_att_type": [kind for kind, name in SCORES.items() if getattr(attention, name)],
-        **({} if first else newer),
+        **(newer if attention.key_bias else {}),
     }
 
 
 POOLED = key("pooler_hidden_act", "gelu", "act")
 KEYS = revise(
     SHARED,
-    only("relative_attention", True, "a DeBERTa here reads distances"),
-    only("conv_kernel_size", 0, "no convolution stands beside the first block here"),
-    only("talking_head", False, "heads here do not mix their scores"),
-    only("pooler_dropout", 0, "labels here drop what they read once"),
+    *only(
+        relative_attention=(True, "a DeBERTa here reads distances"),
+        conv_kernel_size=(0, "no convolution stands beside the first block here"),
+        talking_head=(False, "heads here do not mix their scores"),
+        pooler_dropout=(0, "labels here drop what they read once"),
+    ),
     Key("type_vocab_size", "embed.segments", lambda raw: raw.value("type_vocab_size", 0)),
     without="max_position_embeddings",
     max_position_embeddings=(512, "context"),
@@ -146,17 +147,18 @@ _FIRST = {
     "pos_q_proj.bias": "pos_q.bias",
 }
 _WORDS, _NEW = "cls.predictions", "lm_predictions.lm_head"
-_TABLE, _ADDED = "encoder.position.weight", "encoder.position.added.weight"
+_POSITION = "encoder.position"
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights; how those of labels are called depends on the head."""
     attention: Any = stacks(model)["encoder"].pattern[0].attention
+    layers = {**_BLOCK, **(_SECOND if attention.key_bias else {})}
     trunk_rules = [
-        replace(rule, param_names=_ADDED) if rule.param_names == _TABLE else rule
-        for rule in trunk("deberta", {**_BLOCK, **(_SECOND if attention.key_bias else {})})
+        *trunk("deberta", layers, position=f"{_POSITION}.added"),
+        NameRule("deberta.encoder.rel_embeddings.weight", f"{_POSITION}.weight"),
+        *rules({"deberta.encoder.LayerNorm": f"{_POSITION}.norm"}),
     ]
-    trunk_rules.append(NameRule("deberta.encoder.rel_embeddings.weight", _TABLE))
     if not attention.key_bias:
         inside, param = "deberta.encoder.layer.{i}.attention.self", "encoder.blocks.{i}.attn"
         qkv = tuple(f"{param}.{name}.weight" for name in "qkv")
@@ -164,7 +166,6 @@ def table(model: Encoder) -> Table:
             NameRule(f"{inside}.in_proj.weight", qkv, groups=attention.heads),
             *(NameRule(f"{inside}.{a}", f"{param}.{b}") for a, b in _FIRST.items()),
         ]
-    trunk_rules += rules({"deberta.encoder.LayerNorm": "encoder.position.norm"})
     pool = {"pooler.dense": "pool.transform", "classifier": "pool.proj"}
     unread = [f"mask_predictions.{name}" for name in ("dense", "LayerNorm", "classifier")]
     unread.append("deberta.embeddings.position_embeddings")
@@ -174,64 +175,15 @@ def table(model: Encoder) -> Table:
     return encoder_pages.table(model, "deberta", _WORDS, trunk_rules, pool, unread, newer)
 
 
-def recipe(name: str, first: bool, paper: str, tokenizer: str, published: Any) -> Recipe:
+def recipe(name: str, family: str, key_bias: bool) -> Recipe:
     """The recipe of a version."""
-    family = "Deberta" if first else "DebertaV2"
-    heads = tuple(head for head in HEADS if not first or head != CHOICE)
-    layers = Section(partial(read_layers, first=first), partial(write_layers, first=first))
-    ends = Section(read_ends, partial(write_ends, family=family))
-    attention: Any = DisentangledAttention(1, bias=True, out_bias=True, key_bias=not first)
+    attention: Any = DisentangledAttention(1, bias=True, out_bias=True, key_bias=key_bias)
     position: Any = RelativeEmbedding()
-    return Recipe(
-        name=name,
-        paper=paper,
-        sizes=published,
-        family=family,
-        heads=heads,
-        tokenizer=tokenizer,
-        words=ConfigWords(
-            encoder(replace(BLOCK, attention=attention), position), KEYS, [layers, ends]
-        ),
-        weights=table,
-    )
+    shape = encoder(replace(BLOCK, attention=attention), position)
+    ends = Section(read_ends, partial(write_ends, family=family))
+    words = ConfigWords(shape, KEYS, [Section(read_layers, write_layers), ends])
+    return page(name, words=words, weights=table)
 
 
-DEBERTA = recipe(
-    "deberta",
-    True,
-    "He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention (arXiv 2006.03654)",
-    "microsoft/deberta-base (byte-level BPE)",
-    sizes(
-        """
-            hidden_size num_hidden_layers num_attention_heads intermediate_size
-            base  768  12 12 3072
-            large 1024 24 16 4096
-            """,
-        vocab_size=50_265,
-        position_biased_input=False,
-        pos_att_type=["c2p", "p2c"],
-        architectures=["DebertaForMaskedLM"],
-    ),
-)
-DEBERTA_V2 = recipe(
-    "deberta-v2",
-    False,
-    "He et al. 2023, DeBERTaV3: Improving DeBERTa using ELECTRA-Style Pre-Training (arXiv 2111.09543)",
-    "microsoft/deberta-v3-small (Unigram)",
-    sizes(
-        """
-            hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size
-            v3-xsmall        384  12 6  1536 -
-            v3-small         768  6  12 3072 -
-            v3-base          768  12 12 3072 -
-            v3-large         1024 24 16 4096 -
-            mdeberta-v3-base 768  12 12 3072 251000
-            """,
-        position_biased_input=False,
-        pos_att_type=["c2p", "p2c"],
-        position_buckets=256,
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-        architectures=["DebertaV2ForMaskedLM"],
-    ),
-)
+DEBERTA = recipe("deberta", "Deberta", key_bias=False)
+DEBERTA_V2 = recipe("deberta-v2", "DebertaV2", key_bias=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, TypeVar
 
 from ..core.config import serial
@@ -47,6 +47,7 @@ SCALINGS = ("default", "linear", "llama3", "yarn")
 LONGROPE = ("longrope", "su")
 # a token turns otherwise once the text grows long: no cache can hold that
 BY_LENGTH = ("dynamic", *LONGROPE)
+KINDS = ("full_attention", "sliding_attention")  # of blocks, those with a window last
 OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}  # of blocks
 
 
@@ -172,20 +173,16 @@ def words(
     entries = revise(shared, *own_keys, without=without, needed=needed, **defaults)
     sections = [rope, *(item for item in family if isinstance(item, Section))]
     if even:
-        sections.insert(0, Section(encode=partial(even_heads, layout=even)))
+        sections.insert(0, Section(encode=lambda model: even_heads(model, even)))
     return ConfigWords(template, entries, sections)
 
 
 def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> list[MaskRule]:
     """Mask rules block by block from ``layer_types``; from ``early`` where the file does not say."""
-    kinds = listed("full_attention", "sliding_attention", lambda *_: [not slide for slide in early])
-    full = kinds.decode(raw, len(early)) or ()
-    raw.must(
-        size is not None or all(full),
-        "layer_types",
-        '"full_attention" everywhere without a window',
-    )
-    return [Full() if is_full or size is None else Window(size) for is_full in full]
+    slides = [kind == KINDS[1] for kind in read_kinds(raw, KINDS, [KINDS[i] for i in early])]
+    fits = size is not None or not any(slides)
+    raw.must(fits, "layer_types", '"full_attention" everywhere without a window')
+    return [Window(size) if size is not None and slide else Full() for slide in slides]
 
 
 def blocks_of(model: Any) -> list[Block]:
@@ -201,15 +198,6 @@ def with_blocks(model: M, blocks: Sequence[Block]) -> M:
     return replace(model, **changed)
 
 
-def with_masks(model: M, masks: Sequence[MaskRule]) -> M:
-    """The model whose blocks have these rules, one each."""
-    pairs = zip(blocks_of(model), masks, strict=True)
-    return with_blocks(
-        model,
-        [replace(block, attention=replace(block.attention, mask=mask)) for block, mask in pairs],
-    )
-
-
 def layer_at(block: Any, slot: str) -> Any:
     """The layer at the dotted path ``slot`` of a block."""
     return reduce(getattr, slot.split("."), block)
@@ -223,10 +211,21 @@ def with_layer(block: Any, slot: str, layer: Any) -> Any:
     )
 
 
+def with_layers(model: M, slot: str, layers: Sequence[Any]) -> M:
+    """The model whose blocks have these layers, one each, at the dotted path ``slot``."""
+    pairs = zip(blocks_of(model), layers, strict=True)
+    return with_blocks(model, [with_layer(block, slot, layer) for block, layer in pairs])
+
+
+def layers_of(model: Any, slot: str) -> list[Any]:
+    """The layer in a slot of each block."""
+    return [layer_at(block, slot) for block in blocks_of(model)]
+
+
 def first_layer(model: Any, usual: Any, slot: str = "attention") -> Any:
     """The first layer in a slot that is of the type of ``usual``; that where there is none."""
-    layers = (layer_at(block, slot) for block in blocks_of(model))
-    return next((layer for layer in layers if isinstance(layer, type(usual))), usual)
+    fitting = (layer for layer in layers_of(model, slot) if isinstance(layer, type(usual)))
+    return next(fitting, usual)
 
 
 def slides(block: Block) -> bool:
@@ -253,20 +252,16 @@ def windows(
 
     def decode(raw: ConfigReader, model: Any) -> Any:
         size, depth = window_of(raw, default), stack(model).depth
-        lacks_kinds = not optional or (size is not None and raw.value("layer_types", None) is None)
-        step = raw.integer(word, every) if word and lacks_kinds else every
-        early = [(i + 1) % step != 0 and (size is not None or not optional) for i in range(depth)]
-        model = with_masks(model, read_windows(raw, size, early))
-        still_position = NoPosition() if still and (size is not None or not optional) else None
+        idle = optional and size is None
+        spaced = word and not (idle or (optional and raw.value("layer_types", None)))
+        step = raw.integer(word, every) if spaced else every
+        early = [(i + 1) % step != 0 and not idle for i in range(depth)]
+        model = with_layers(model, "attention.mask", read_windows(raw, size, early))
+        far = NoPosition() if still and not idle else None
         near = local(raw) if local else None
         near = None if near == stack(model).position else near
-        return with_blocks(
-            model,
-            [
-                replace(block, position=near if slides(block) else still_position)
-                for block in blocks_of(model)
-            ],
-        )
+        positions = [near if slides(block) else far for block in blocks_of(model)]
+        return with_layers(model, "position", positions)
 
     def encode(model: Model) -> Settings:
         still_blocks = any(block.position for block in stack(model).pattern)
@@ -312,15 +307,13 @@ def numbers(chosen: Sequence[bool], of: bool = True) -> list[int]:
 def listed(first: str, second: str, default: Callable[[ConfigReader, int], Any]) -> LayerChoice:
     """``layer_types`` of two kinds: True for ``first``; ``default`` where the file does not say."""
 
+    kinds = (second, first)
+
     def decode(raw: ConfigReader, depth: int) -> list[bool]:
-        kinds = {True: first, False: second}
         unsaid = [kinds[is_first] for is_first in default(raw, depth)]
         return [kind == first for kind in read_kinds(raw, (first, second), unsaid)]
 
-    return LayerChoice(
-        decode,
-        lambda choices: {"layer_types": [first if is_first else second for is_first in choices]},
-    )
+    return LayerChoice(decode, lambda chosen: {"layer_types": [kinds[i] for i in chosen]})
 
 
 def _steps(raw: ConfigReader, depth: int) -> list[bool]:
@@ -365,14 +358,11 @@ def variant(
         if not any(chosen):
             return model
         layer = read_keys(raw, make(raw, usual) or template, entries)
-        pairs = zip(blocks_of(model), chosen, strict=True)
-        return with_blocks(
-            model, [with_layer(block, slot, layer) if is_it else block for block, is_it in pairs]
-        )
+        pairs = zip(layers_of(model, slot), chosen, strict=True)
+        return with_layers(model, slot, [layer if is_it else usual for usual, is_it in pairs])
 
     def encode(model: Any) -> Settings:
-        layers = [layer_at(block, slot) for block in blocks_of(model)]
-        chosen = [isinstance(layer, type(template)) for layer in layers]
+        chosen = [isinstance(layer, type(template)) for layer in layers_of(model, slot)]
         need(any(chosen) or not missing, missing)
         raw = write_keys(first_layer(model, template, slot), entries)
         return {**(raw if any(chosen) or absent is None else absent), **choice.encode(chosen)}
@@ -394,11 +384,12 @@ def read_rotary(
     """
     theta = raw.number("rope_theta", theta, least=1.0)
     rope = raw.inside("rope_parameters") or raw.inside("rope_scaling")
-    fraction_value = read_fraction(raw, 1.0 if fraction is None else fraction, fraction is None)
+    turns_all = fraction is None
+    share = read_fraction(raw, fraction or 1.0, turns_all)
     if rope is None:
-        return Rotary(theta, fraction_value)
-    fraction_value, theta = (
-        read_fraction(rope, fraction_value, fraction is None),
+        return Rotary(theta, share)
+    share, theta = (
+        read_fraction(rope, share, turns_all),
         rope.number("rope_theta", theta, least=1.0),
     )
     kind = rope.value("rope_type", rope.value("type", "default"))
@@ -409,8 +400,8 @@ def read_rotary(
             f"{', '.join(kinds)}."
         )
     if kind in LONGROPE:
-        return Rotary(theta, fraction_value, read_long(raw, rope))
-    return Rotary(theta, fraction_value, None if kind == "default" else read_scaling(rope, kind))
+        return Rotary(theta, share, read_long(raw, rope))
+    return Rotary(theta, share, None if kind == "default" else read_scaling(rope, kind))
 
 
 def read_schemes(raw: ConfigReader, local: float, theta: float) -> tuple[Rotary, Rotary]:
@@ -502,8 +493,7 @@ def window_size(model: Model) -> int | None:
 
 def write_windows(model: Model) -> list[str]:
     """``layer_types``: which blocks slide."""
-    kinds = ("full_attention", "sliding_attention")
-    return [kinds[slides(block)] for block in blocks_of(model)]
+    return [KINDS[slides(block)] for block in blocks_of(model)]
 
 
 def stack(model: Model) -> Stack:

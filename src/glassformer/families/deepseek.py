@@ -21,7 +21,7 @@ from .decoder_pages import (
 )
 from .keys import ConfigWords, Key, Section, nullable, only
 from .latent import LatentAttention
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 from .routed import RoutedMoE
 
 
@@ -120,9 +120,11 @@ def _words(*more: Key | Section, context: int) -> ConfigWords:
 
 WORDS2 = _words(
     turned(_rotary),
-    only("rope_interleave", True, "a DeepSeek-V2 turns pairs of neighbours"),
-    only("scoring_func", "softmax", "a DeepSeek-V2 scores its experts by a softmax"),
-    only("norm_topk_prob", False, "a DeepSeek-V2 does not norm the weights of experts"),
+    *only(
+        rope_interleave=(True, "a DeepSeek-V2 turns pairs of neighbours"),
+        scoring_func=("softmax", "a DeepSeek-V2 scores its experts by a softmax"),
+        norm_topk_prob=(False, "a DeepSeek-V2 does not norm the weights of experts"),
+    ),
     BIAS,
     Key("", "", lambda raw: raw.integer("num_experts_per_tok")),
     mixtures.routed(
@@ -150,8 +152,10 @@ WORDS3 = _words(
         _rotary,
         lambda position: position.get("interleaved", True),
     ),
-    only("scoring_func", "sigmoid", "a DeepSeek-V3 scores each expert by itself"),
-    only("topk_method", "noaux_tc", "a bias corrects the scores of a DeepSeek-V3"),
+    *only(
+        scoring_func=("sigmoid", "a DeepSeek-V3 scores each expert by itself"),
+        topk_method=("noaux_tc", "a bias corrects the scores of a DeepSeek-V3"),
+    ),
     mixtures.routed(
         "deepseek_v3",
         RoutedMoE(256, 8, GatedMLP(2048), shared=GatedMLP(2048), groups=8, top_groups=4, scale=2.5),
@@ -175,42 +179,5 @@ _LAYERS = {
     "attn.out": "self_attn.o_proj",
 }
 
-DEEPSEEK_V2 = Recipe(
-    name="deepseek_v2",
-    paper="DeepSeek-AI 2024, DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts "
-    "Language Model (arXiv 2405.04434)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size q_lora_rank \
-        moe_intermediate_size n_routed_experts routed_scaling_factor n_group topk_group \
-        topk_method
-        lite 2048 27 16  10944 null 1408 -   -    - - -
-        236b 5120 60 128 12288 -    1536 160 16.0 8 3 "group_limited_greedy"
-        """,
-        max_position_embeddings=163_840,
-        vocab_size=102_400,
-        rope_scaling=YARN | {"mscale_all_dim": 0.707, "mscale": 0.707},
-        num_experts_per_tok=6,
-        first_k_dense_replace=1,
-    ),
-    tokenizer="deepseek-ai/DeepSeek-V2-Lite",
-    words=WORDS2,
-    family="DeepseekV2",
-    weights=mixtures.table(_LAYERS),
-)
-DEEPSEEK_V3 = Recipe(
-    name="deepseek_v3",
-    paper="DeepSeek-AI 2024, DeepSeek-V3 Technical Report (arXiv 2412.19437)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size \
-        max_position_embeddings vocab_size
-        671b 7168 61 128 18432 163840 129280
-        """,
-        rope_scaling=YARN | {"mscale_all_dim": 1.0, "mscale": 1.0},
-    ),
-    tokenizer="deepseek-ai/DeepSeek-V3",
-    words=WORDS3,
-    family="DeepseekV3",
-    weights=mixtures.table(_LAYERS),
-)
+DEEPSEEK_V2 = page("deepseek_v2", words=WORDS2, weights=mixtures.table(_LAYERS))
+DEEPSEEK_V3 = page("deepseek_v3", words=WORDS3, weights=mixtures.table(_LAYERS))

@@ -10,7 +10,6 @@ from .bert import BLOCK
 from .encoder_pages import (
     ANSWERS,
     CHOICE,
-    HEADS,
     LABELS,
     TOKENS,
     blocks,
@@ -25,7 +24,7 @@ from .encoder_pages import (
 )
 from .keys import ConfigWords, Key, Section, key, keys
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 # what each head calls the dropout before its labels, and transformers' default
 DROPOUTS = {
@@ -102,23 +101,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-DISTILBERT = Recipe(
-    name="distilbert",
-    paper="Sanh et al. 2019, DistilBERT, a distilled version of BERT (arXiv 1910.01108)",
-    sizes=sizes(
-        """
-        vocab_size
-        base         -
-        base-cased   28996
-        multilingual 119547
-        """,
-        architectures=["DistilBertForMaskedLM"],
-    ),
-    family="DistilBert",
-    heads=HEADS,
-    model_type="distilbert",
-    tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
-    checkpoint="distilbert/distilbert-base-uncased",
-    words=WORDS,
-    weights=table,
-)
+DISTILBERT = page("distilbert", words=WORDS, weights=table)

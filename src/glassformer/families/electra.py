@@ -10,7 +10,6 @@ from ..core.config.pool import Pool
 from .bert import KEYS, TRUNK
 from .encoder_pages import (
     CHOICE,
-    HEADS,
     ends,
     head_of,
     moved,
@@ -19,7 +18,7 @@ from .encoder_pages import (
 )
 from .keys import ACTIVATIONS, ConfigWords, Section
 from .names import Table, rules
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 DISCRIMINATOR, ENDS = "PreTraining", ends("Electra", act="gelu", words="gelu")
 SUMMARY = "sequence_summary.summary"
@@ -35,8 +34,7 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     # words and labels have this activation whatever the blocks have; a choice says its own
     if head == CHOICE:
         return replace(model, pool=read_choice(raw))
-    model = ENDS.decode(raw, model)
-    return model
+    return ENDS.decode(raw, model)  # type: ignore[no-any-return]
 
 
 def read_choice(raw: ConfigReader) -> Pool:
@@ -85,27 +83,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-ELECTRA = Recipe(
-    name="electra",
-    paper="Clark et al. 2020, ELECTRA: Pre-training Text Encoders as Discriminators (arXiv "
-    "2003.10555)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size architectures \
-        embedding_size
-        small           256  12 4  1024 ["ElectraForPreTraining"] -
-        base            768  12 12 3072 ["ElectraForPreTraining"] 768
-        large           1024 24 16 4096 ["ElectraForPreTraining"] 1024
-        small-generator 256  12 4  1024 ["ElectraForMaskedLM"]    -
-        base-generator  256  12 4  1024 ["ElectraForMaskedLM"]    768
-        large-generator 256  24 4  1024 ["ElectraForMaskedLM"]    1024
-        """,
-        vocab_size=30_522,
-    ),
-    family="Electra",
-    heads=(DISCRIMINATOR, *HEADS),
-    tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",
-    checkpoint="google/electra-small-discriminator",
-    words=WORDS,
-    weights=table,
-)
+ELECTRA = page("electra", words=WORDS, weights=table)

@@ -19,7 +19,6 @@ from .recipe import ConfigReader, Settings
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
 TOKENS, ANSWERS = "TokenClassification", "QuestionAnswering"
-HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
 
 
 def head_of(raw: ConfigReader) -> str:
@@ -42,19 +41,6 @@ def read_labels(raw: ConfigReader) -> int:
     return int(raw.integer("num_labels", 2) if named is None else len(named.table))
 
 
-def read_token_head(raw: ConfigReader, head: str, dropout: float) -> TokenHead:
-    """Labels for each token, or where an answer starts and ends."""
-    labels = read_labels(raw)
-    if head == ANSWERS:
-        raw.must(labels == 2, "id2label", "a table of 2, where an answer starts and where it ends")
-    return TokenHead(labels, dropout=dropout, span=head == ANSWERS)
-
-
-def read_label_pool(raw: ConfigReader, head: str, act: Activation | None, dropout: float) -> Pool:
-    """Labels of a text, or the score of a choice, from the first token's vector."""
-    return Pool("first", act, 1 if head == CHOICE else read_labels(raw), dropout)
-
-
 def words_head(model: Encoder, act: Activation | None = None) -> Head:
     """A family's head over the vocabulary, with the activation and the norm of its blocks; it ends in
     the embeddings' width."""
@@ -62,6 +48,11 @@ def words_head(model: Encoder, act: Activation | None = None) -> Head:
     act = act or getattr(stack.pattern[0].feedforward, "act", None)
     norm = stack.first_norm or stack.last_norm
     return Head(bias=True, transform=act, norm=norm, width=model.embed.dim)
+
+
+def tied_head(raw: ConfigReader, model: Encoder, act: Activation | None = None) -> Head:
+    """That head, tied to the embeddings or not."""
+    return replace(words_head(model, act), tied=raw.flag("tie_word_embeddings", True))
 
 
 def read_heads(
@@ -78,15 +69,16 @@ def read_heads(
     """
     head = head_of(raw)
     if head == MASKED:
-        return replace(
-            model,
-            head=replace(words_head(model, words), tied=raw.flag("tie_word_embeddings", True)),
-        )
+        return replace(model, head=tied_head(raw, model, words))
     if head in (LABELS, CHOICE):
-        return replace(model, pool=read_label_pool(raw, head, act, dropout))
+        count = 1 if head == CHOICE else read_labels(raw)
+        return replace(model, pool=Pool("first", act, count, dropout))
     if head in (TOKENS, ANSWERS):
-        dropout = 0.0 if head == ANSWERS else dropout
-        return replace(model, token_head=read_token_head(raw, head, dropout))
+        labels, span = read_labels(raw), head == ANSWERS
+        fits = labels == 2 or not span
+        raw.must(fits, "id2label", "a table of 2, where an answer starts and where it ends")
+        token_head = TokenHead(labels, dropout=0.0 if span else dropout, span=span)
+        return replace(model, token_head=token_head)
     return model
 
 
@@ -190,18 +182,20 @@ def blocks(layer: str, names: Names) -> tuple[NameRule, ...]:
     return rules({f"{layer}.{{i}}.{a}": f"encoder.blocks.{{i}}.{b}" for a, b in names.items()})
 
 
-def embeddings(name: str, norm: str = "LayerNorm") -> Iterator[NameRule]:
+def embeddings(
+    name: str, norm: str = "LayerNorm", position: str = "encoder.position"
+) -> Iterator[NameRule]:
     """The rules of the tables below ``name``, which all encoders of BERT's kind call the same."""
-    tables = {"word": "embed.token", "position": "encoder.position", "token_type": "embed.segment"}
+    tables = {"word": "embed.token", "position": position, "token_type": "embed.segment"}
     for file_name, param_name in tables.items():
         yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
     yield from rules({f"{name}.embeddings.{norm}": "encoder.first_norm"})
 
 
-def trunk(name: str, layer: Names = LAYER, norm: str = "LayerNorm") -> Iterator[NameRule]:
+def trunk(name: str, layer: Names = LAYER, **tables: str) -> Iterator[NameRule]:
     """The rules of what BERT and its kin share, all below ``name``; ``layer`` names those of a
-    block, ``norm`` that of the embeddings."""
-    yield from embeddings(name, norm)
+    block, ``tables`` what ``embeddings`` are called."""
+    yield from embeddings(name, **tables)
     yield from blocks(f"{name}.encoder.layer", layer)
 
 

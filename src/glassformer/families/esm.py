@@ -11,11 +11,11 @@ from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from . import roberta
 from .bert import SHARED
-from .encoder_pages import LABELS, LAYER, MASKED, TOKENS, encoder, trunk
+from .encoder_pages import LAYER, encoder, trunk
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import MaskedEmbed, StoredRotary
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def read_layers(raw: ConfigReader, model: Any) -> Any:
@@ -55,7 +55,9 @@ WORDS = ConfigWords(
     encoder(BLOCK, StoredRotary(), first_norm=None, last_norm=BLOCK.norm),
     revise(
         SHARED,
-        only("is_folding_model", False, "a folding model is more than an encoder"),
+        *only(
+            is_folding_model=(False, "a folding model is more than an encoder"),
+        ),
         Key("", "context", roberta.read_length),
         without="hidden_act type_vocab_size max_position_embeddings",
     ),
@@ -82,39 +84,10 @@ def table(model: Encoder) -> Table:
     stored = NameRule(f"esm.{_STORED}", "encoder.position.inv_freq")
     # published beside rotary positions
     unread = ("esm.contact_head.regression", "esm.embeddings.position_embeddings")
-    layers = (*trunk("esm", layer, "layer_norm"), *rules(ends), stored)
+    layers = (*trunk("esm", layer, norm="layer_norm"), *rules(ends), stored)
     table = roberta.with_ends(model, "esm", layers, unread, "bias")
     ignore = (*table.ignore, f"esm.{_OLDER}")
     return replace(table, ignore=ignore, renamed=(*table.renamed, *_RENAMED))
 
 
-ESM = Recipe(
-    name="esm",
-    paper="Rives et al. 2021, Biological structure and function emerge from scaling unsupervised "
-    "learning to 250 million protein sequences; Lin et al. 2023, ESM-2 (Science 379)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size
-        2-8m   320  6  20 1280
-        2-35m  480  12 20 1920
-        2-150m 640  30 20 2560
-        2-650m 1280 33 20 5120
-        2-3b   2560 36 40 10240
-        2-15b  5120 48 40 20480
-        """,
-        vocab_size=33,
-        layer_norm_eps=1e-05,
-        hidden_dropout_prob=0.0,
-        max_position_embeddings=1026,
-        position_embedding_type="rotary",
-        token_dropout=True,
-        mask_token_id=32,
-        architectures=["EsmForMaskedLM"],
-    ),
-    family="Esm",
-    heads=(MASKED, LABELS, TOKENS),
-    tokenizer="facebook/esm2_t6_8M_UR50D (a letter an amino acid)",
-    words=WORDS,
-    weights=table,
-    fixed=("pad_token_id", "mask_token_id"),
-)
+ESM = page("esm", words=WORDS, weights=table)

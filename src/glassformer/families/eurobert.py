@@ -15,7 +15,7 @@ from . import decoder_pages
 from .decoder_pages import ATTENTION, GATED, NORMS, words, write_rope_table
 from .encoder_pages import MASKED, TOKENS, encoder, head_name, head_of, read_labels, write_labels
 from .keys import Section, only
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
@@ -45,7 +45,9 @@ WORDS = words(
     encoder(
         Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary(), first_norm=None, last_norm=RMSNorm()
     ),
-    only("pretraining_tp", 1, "matrices lie in one piece here"),
+    *only(
+        pretraining_tp=(1, "matrices lie in one piece here"),
+    ),
     rope=Section(read_ends, write_ends),
     dropouts="attention_dropout",
     without="tie_word_embeddings",
@@ -55,24 +57,8 @@ WORDS = words(
     rms_norm_eps=1e-5,
 )
 
-EUROBERT = Recipe(
-    name="eurobert",
-    paper="Boizard et al. 2025, EuroBERT: Scaling Multilingual Encoders for European Languages "
-    "(arXiv 2503.05500)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size num_key_value_heads
-        210m 768  12 12 3072 -
-        610m 1152 26 18 4096 6
-        2.1b 2304 32 18 6144 6
-        """,
-        vocab_size=128_256,
-        architectures=["EuroBertForMaskedLM"],
-        rope_parameters={"rope_theta": 250000.0},
-    ),
-    family="EuroBert",
-    heads=(MASKED, TOKENS),
-    tokenizer="EuroBERT/EuroBERT-210m (byte-level BPE)",
+EUROBERT = page(
+    "eurobert",
     words=WORDS,
     weights=decoder_pages.table(
         ATTENTION,

@@ -11,7 +11,7 @@ from . import gpt2
 from .decoder_pages import blocks_of, decoder, first_block, joint, with_blocks, words
 from .keys import Section, only
 from .names import Table
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def _kind(raw: ConfigReader, model: Decoder) -> Decoder:
@@ -66,7 +66,9 @@ def _groups(model: Model) -> bool:
 
 WORDS = words(
     decoder(Block(Attention(1), MLP(1), LayerNorm()), Rotary()),
-    only("alibi", False, "Falcon's ALiBi is divided by the root of the head's width"),
+    *only(
+        alibi=(False, "Falcon's ALiBi is divided by the root of the head's width"),
+    ),
     gpt2.wide("hidden_size", "ffn_hidden_size"),
     Section(_kind, _write_kind),
     without="head_dim num_key_value_heads intermediate_size",
@@ -94,20 +96,4 @@ def weights(model: Model) -> Table:
     )
 
 
-FALCON = Recipe(
-    name="falcon",
-    paper="Almazrouei et al. 2023, The Falcon Series of Open Language Models (arXiv 2311.16867)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads num_kv_heads new_decoder_architecture
-        7b   4544  32 71  - -
-        40b  8192  60 128 8 true
-        180b 14848 80 232 8 true
-        """,
-        vocab_size=65_024,
-    ),
-    tokenizer="tiiuae/falcon-7b",
-    words=WORDS,
-    family="Falcon",
-    weights=weights,
-)
+FALCON = page("falcon", words=WORDS, weights=weights)

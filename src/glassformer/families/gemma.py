@@ -9,13 +9,15 @@ from __future__ import annotations
 from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
 from .decoder_pages import ATTENTION, GATED, LLAMA_TABLE, decoder, table, windows, words
 from .keys import ACTIVATIONS, Key, act_name, key, nullable, only
-from .recipe import Recipe, sizes
+from .recipe import page
 
 NORM = RMSNorm(1e-6, offset=1.0)
 
 
 SHARED = (
-    only("use_bidirectional_attention", False, "a decoder here sees what came before"),
+    *only(
+        use_bidirectional_attention=(False, "a decoder here sees what came before"),
+    ),
     Key("", "embed.scale", lambda raw: raw.integer("hidden_size") ** 0.5),
     key("attention_bias", False),
 )
@@ -55,23 +57,7 @@ WORDS2 = words(
     tie_word_embeddings=True,
 )
 
-GEMMA = Recipe(
-    name="gemma",
-    paper="Gemma Team 2024, Gemma: Open Models Based on Gemini Research and Technology (arXiv "
-    "2403.08295)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size
-        2b 2048 18 8  1 16384
-        7b 3072 28 16 - 24576
-        """,
-        vocab_size=256_000,
-    ),
-    tokenizer="google/gemma-2b",
-    words=WORDS,
-    family="Gemma",
-    weights=LLAMA_TABLE,
-)
+GEMMA = page("gemma", words=WORDS, weights=LLAMA_TABLE)
 
 SANDWICH = {
     "attn_norm": "input_layernorm",
@@ -79,22 +65,4 @@ SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "ffn_post_norm": "post_feedforward_layernorm",
 }
-GEMMA2 = Recipe(
-    name="gemma2",
-    paper="Gemma Team 2024, Gemma 2: Improving Open Language Models at a Practical Size (arXiv "
-    "2408.00118)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size num_key_value_heads \
-        head_dim query_pre_attn_scalar
-        2b  2304 26 8  9216  -  -   -
-        9b  3584 42 16 14336 8  -   -
-        27b 4608 46 32 36864 16 128 144
-        """,
-        vocab_size=256_000,
-    ),
-    tokenizer="google/gemma-2-2b",
-    words=WORDS2,
-    family="Gemma2",
-    weights=table(ATTENTION, GATED, SANDWICH),
-)
+GEMMA2 = page("gemma2", words=WORDS2, weights=table(ATTENTION, GATED, SANDWICH))

@@ -19,7 +19,7 @@ from .decoder_pages import (
     words,
 )
 from .keys import Section, key, only
-from .recipe import ConfigReader, Recipe, sizes
+from .recipe import ConfigReader, page
 
 LOCAL, GLOBAL = 10_000.0, 1_000_000.0  # theta of blocks with a window, and of the others
 
@@ -41,7 +41,9 @@ WORDS = words(
     *gemma.SHARED,
     gemma.QUERY_SCALE,
     key("final_logit_softcapping", None, "head.softcap"),
-    only("attn_logit_softcapping", None, "no Gemma 3 caps its scores"),
+    *only(
+        attn_logit_softcapping=(None, "no Gemma 3 caps its scores"),
+    ),
     turned(lambda raw: _positions(raw)[1]),
     Section(encode=lambda model: {"rope_local_base_freq": local_scheme(model, LOCAL).theta}),
     windows(every=6, word="sliding_window_pattern", local=lambda raw: _positions(raw)[0]),
@@ -52,24 +54,4 @@ WORDS = words(
     tie_word_embeddings=True,
 )
 
-GEMMA3 = Recipe(
-    name="gemma3",
-    paper="Gemma Team 2025, Gemma 3 Technical Report (arXiv 2503.19786)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers intermediate_size
-        270m 640  18 2048
-        1b   1152 26 6912
-        """,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        max_position_embeddings=32_768,
-        vocab_size=262_144,
-        sliding_window=512,
-    ),
-    architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
-    model_type="gemma3_text",
-    tokenizer="google/gemma-3-270m",
-    words=WORDS,
-    weights=table(ATTENTION, GATED, QK_NORMS, gemma.SANDWICH),
-)
+GEMMA3 = page("gemma3", words=WORDS, weights=table(ATTENTION, GATED, QK_NORMS, gemma.SANDWICH))

@@ -13,7 +13,7 @@ from ..core.config.model import Attention, Block, Decoder, Encoder, EncoderDecod
 from ..core.config.norm import RMSNorm
 from ..core.config.position import Rotary
 from .pair_pages import pair
-from .recipe import Recipe
+from .recipe import page
 
 HEAD = Head(tied=False, softcap=15.0)
 INIT = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
@@ -89,15 +89,12 @@ DECODERS = {  # a training run sets the vocabulary to its tokenizer's
     "400m": glass(1024, 24, 16, 2048, 50_304, previous_token_embeddings=0),
     "1b": glass(2048, 18, 16, 2048, 50_304, previous_token_embeddings=0),
 }
-GLASS = Recipe(
-    name="glass",
-    paper="this library; after Jordan et al. 2024 (modded-nanogpt) and Huang et al. 2025 (n-gram "
-    "inputs)",
+GLASS = page(
+    "glass",
     sizes={
         **DECODERS,
         **{f"{size}-qwen3": in_qwen3_shape(model) for size, model in DECODERS.items()},
         "pair-3m": glass_pair(128, 4, 4, 192, 64, 10_000, dropout=0.2),
         "encoder-1m": glass_encoder(128, 4, 4, 128, 256, dropout=0.1),
     },
-    tokenizer="train your own: characters, bytes or byte-level BPE",
 )

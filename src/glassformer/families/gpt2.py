@@ -22,7 +22,7 @@ from . import decoder_pages
 from .decoder_pages import first_block, joint
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
 from .names import Names, Table
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def wide(dim: str = "n_embd", name: str = "") -> Key:
@@ -72,10 +72,10 @@ def fixed_act(act: Activation, layout: str) -> Section:
     return Section(encode=encode)
 
 
-SCALED = only(
-    "scale_attn_weights", True, "attention here always divides by the root of the head's width"
+ATTENTION = only(
+    scale_attn_weights=(True, "attention here always divides by the root of the head's width"),
+    add_cross_attention=(False, "a decoder alone has nothing to look across at"),
 )
-ALONE = only("add_cross_attention", False, "a decoder alone has nothing to look across at")
 _BIASES = "attention.bias feedforward.bias norm.bias last_norm.bias"
 
 
@@ -89,9 +89,10 @@ SHAPE = decoder_pages.decoder(
 )
 WORDS = words(
     replace(SHAPE, init=Init()),
-    SCALED,
-    ALONE,
-    only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
+    *ATTENTION,
+    *only(
+        scale_attn_by_inverse_layer_idx=(False, "no attention here scales by its layer"),
+    ),
     Key("", _BIASES, lambda raw: raw.flag("bias", True)),
     Section(encode=_write_bias),
     dropouts="resid_pdrop attn_pdrop embd_pdrop",
@@ -144,24 +145,4 @@ def table(
 
 TABLE = table(NORMS, turned=MATRICES, more=joint("attn.c_attn", layer=THEIRS, transpose=True))
 
-GPT2 = Recipe(
-    name="gpt2",
-    paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners; Karpathy "
-    "2022, nanoGPT",
-    sizes=sizes(
-        """
-        n_embd n_layer n_head vocab_size activation_function bias
-        124m    768  12 12 50257 -      -
-        350m    1024 24 16 50257 -      -
-        774m    1280 36 20 50257 -      -
-        1.5b    1600 48 25 50257 -      -
-        nanogpt 768  12 12 50304 "gelu" false
-        """,
-        resid_pdrop=0.0,
-    ),
-    architectures=("GPT2LMHeadModel", "GPT2Model"),
-    tokenizer="openai-community/gpt2",
-    words=WORDS,
-    weights=TABLE,
-    layout=layout,
-)
+GPT2 = page("gpt2", words=WORDS, weights=TABLE, layout=layout)

@@ -8,7 +8,7 @@ from . import gpt2
 from .decoder_pages import decoder, first_block, joint
 from .keys import Key, Section, only
 from .names import Table
-from .recipe import Recipe, Settings, sizes
+from .recipe import Settings, page
 
 _WIDE = "a softmax here has the precision of fp32"
 
@@ -29,10 +29,11 @@ def _write_heads(model: Model) -> Settings:
 
 WORDS = gpt2.words(
     decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64)),
-    gpt2.SCALED,
-    gpt2.ALONE,
-    only("attention_softmax_in_fp32", True, _WIDE),
-    only("scale_attention_softmax_in_fp32", True, _WIDE),
+    *gpt2.ATTENTION,
+    *only(
+        attention_softmax_in_fp32=(True, _WIDE),
+        scale_attention_softmax_in_fp32=(True, _WIDE),
+    ),
     Key("", "attention.kv_heads", lambda raw: 1 if raw.flag("multi_query", True) else None),
     Section(encode=_write_heads),
     dropouts="resid_pdrop attn_pdrop embd_pdrop",
@@ -50,23 +51,4 @@ def weights(model: Model) -> Table:
     return gpt2.table(gpt2.NORMS, gpt2.MATRICES, more=fused)
 
 
-GPT_BIGCODE = Recipe(
-    name="gpt_bigcode",
-    paper="Ben Allal et al. 2023, SantaCoder (arXiv 2301.03988); Li et al. 2023, StarCoder (arXiv "
-    "2305.06161)",
-    sizes=sizes(
-        """
-        n_embd n_layer n_head n_positions vocab_size initializer_range
-        tiny-starcoder   768  20 12 8192 49152 -
-        santacoder       2048 24 16 2048 49280 -
-        starcoderbase-1b 2048 24 16 8192 49152 0.022097
-        starcoderbase-3b 2816 36 22 8192 49152 0.01884
-        starcoderbase-7b 4096 42 32 8192 49152 0.015625
-        starcoder        6144 40 48 8192 49152 0.012758
-        """,
-    ),
-    tokenizer="bigcode/tiny_starcoder_py",
-    words=WORDS,
-    family="GPTBigCode",
-    weights=weights,
-)
+GPT_BIGCODE = page("gpt_bigcode", words=WORDS, weights=weights)

@@ -17,7 +17,7 @@ from ..core.config import (
 from . import gpt2
 from .decoder_pages import LayerChoice, attention, decoder, variant
 from .keys import MOST_BLOCKS
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def _slide(raw: ConfigReader, depth: int) -> list[bool]:
@@ -61,26 +61,9 @@ WORDS = gpt2.words(
     dropouts="resid_dropout embed_dropout attention_dropout",
 )
 
-GPT_NEO = Recipe(
-    name="gpt_neo",
-    paper="Black et al. 2021, GPT-Neo; Eldan & Li 2023, TinyStories (arXiv 2305.07759)",
-    sizes=sizes(
-        """
-        hidden_size num_layers num_heads attention_types
-        125m            768  12 12 [[["global","local"],6]]
-        1.3b            2048 24 16 -
-        2.7b            2560 32 20 [[["global","local"],16]]
-        tinystories-1m  64   8  16 [[["global","local"],4]]
-        tinystories-3m  128  8  16 [[["global","local"],4]]
-        tinystories-8m  256  8  16 [[["global","local"],4]]
-        tinystories-28m 512  8  16 [[["global","local"],4]]
-        tinystories-33m 768  4  16 [[["global","local"],2]]
-        """,
-        vocab_size=50_257,
-    ),
-    tokenizer="EleutherAI/gpt-neo-125m",
+GPT_NEO = page(
+    "gpt_neo",
     words=WORDS,
-    family="GPTNeo",
     weights=gpt2.table(
         gpt2.NORMS,
         gpt2.MATRICES,

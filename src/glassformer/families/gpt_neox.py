@@ -20,7 +20,7 @@ from .decoder_pages import (
 )
 from .keys import Key, Section
 from .names import Table
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def _position(raw: ConfigReader) -> Rotary:
@@ -81,26 +81,4 @@ def weights(model: Model) -> Table:
     )
 
 
-GPT_NEOX = Recipe(
-    name="gpt_neox",
-    paper="Black et al. 2022, GPT-NeoX-20B (arXiv 2204.06745); Biderman et al. 2023, Pythia (arXiv "
-    "2304.01373)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size
-        pythia-14m  128  6  4  512   50304
-        pythia-70m  512  6  8  2048  50304
-        pythia-160m 768  12 12 3072  50304
-        pythia-410m 1024 24 16 4096  50304
-        pythia-1b   2048 16 8  8192  50304
-        pythia-1.4b 2048 24 16 8192  50304
-        pythia-2.8b 2560 32 32 10240 50304
-        pythia-6.9b 4096 32 32 16384 50432
-        pythia-12b  5120 36 40 20480 50688
-        """,
-    ),
-    tokenizer="EleutherAI/pythia-70m",
-    words=WORDS,
-    family="GPTNeoX",
-    weights=weights,
-)
+GPT_NEOX = page("gpt_neox", words=WORDS, weights=weights)

@@ -20,7 +20,7 @@ from .decoder_pages import (
     words,
 )
 from .names import NameRule
-from .recipe import ConfigReader, Recipe, sizes
+from .recipe import ConfigReader, page
 from .sinks import ClampedMoE, SinkAttention
 
 MIXTURE = ClampedMoE(1, 1, GatedMLP(2880, bias=True))
@@ -53,23 +53,9 @@ WORDS = words(
 
 _EXPERTS, _FFN = f"{THEIRS}.mlp.experts", f"{OURS}.ffn"
 
-GPT_OSS = Recipe(
-    name="gpt_oss",
-    paper="OpenAI 2025, gpt-oss-120b & gpt-oss-20b Model Card (arXiv 2508.10925)",
-    sizes=sizes(
-        """
-        num_hidden_layers num_local_experts
-        20b  24 32
-        120b 36 -
-        """,
-        hidden_size=2880,
-        num_attention_heads=64,
-        intermediate_size=2880,
-        vocab_size=201_088,
-    ),
-    tokenizer="openai/gpt-oss-20b",
+GPT_OSS = page(
+    "gpt_oss",
     words=WORDS,
-    family="GptOss",
     weights=table(
         ATTENTION,
         NORMS,

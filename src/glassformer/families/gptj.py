@@ -11,7 +11,7 @@ from ..core.errors import need
 from . import gpt2
 from .decoder_pages import attention, decoder, first_block, joint, stack
 from .keys import MOST_HEADS, Key, Section
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def _fraction(raw: ConfigReader) -> float:
@@ -42,18 +42,9 @@ WORDS = gpt2.words(
 )
 
 LAYERS = {"attn_norm": "ln_1", "ffn.up": "mlp.fc_in", "ffn.down": "mlp.fc_out"}
-GPTJ = Recipe(
-    name="gptj",
-    paper="Wang & Komatsuzaki 2021, GPT-J-6B: A 6 Billion Parameter Autoregressive Language Model",
-    sizes=sizes(
-        """
-        n_embd n_layer n_head vocab_size
-        6b 4096 28 16 50400
-        """,
-    ),
-    tokenizer="EleutherAI/gpt-j-6b",
+GPTJ = page(
+    "gptj",
     words=WORDS,
-    family="GPTJ",
     weights=gpt2.table(
         LAYERS,
         attention("attn", "out_proj"),
@@ -66,22 +57,9 @@ def _pieces(raw: ConfigReader) -> None:
     raw.must(heads % 4 == 0, "n_head", "a multiple of 4, the pieces of its fused weights")
 
 
-CODEGEN = Recipe(
-    name="codegen",
-    paper="Nijkamp et al. 2022, CodeGen: An Open Large Language Model for Code (arXiv 2203.13474)",
-    sizes=sizes(
-        """
-        n_embd n_layer n_head rotary_dim
-        350m 1024 20 16 32
-        2b   2560 32 32 -
-        6b   4096 33 16 -
-        16b  6144 34 24 -
-        """,
-        vocab_size=51_200,
-    ),
-    tokenizer="Salesforce/codegen-350M-mono",
+CODEGEN = page(
+    "codegen",
     words=replace(WORDS, keys=(Key("", "", _pieces), *WORDS.keys)),
-    family="CodeGen",
     weights=gpt2.table(
         LAYERS,
         {"attn.out": "attn.out_proj"},

@@ -32,7 +32,7 @@ from .decoder_pages import (
 from .keys import MOST_HEADS, Key
 from .mixers import Mamba2
 from .names import NameRule, under
-from .recipe import ConfigReader, Recipe, sizes
+from .recipe import ConfigReader, page
 
 
 def _positions(raw: ConfigReader) -> Any:
@@ -54,7 +54,7 @@ MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
 WORDS = words(
     decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), NoPosition()),
     *granite.MULTIPLIERS,
-    mamba2.SILU,
+    *mamba2.SILU,
     mamba2.UNLIMITED,
     mamba2.HEAD_DIM,
     Key(
@@ -99,31 +99,9 @@ SHARED = [
     for name, params in (("input", f"{at}.gate {at}.up"), ("output", f"{at}.down"))
     for rule in joint(f"shared_mlp.{name}_linear", params)
 ]
-GRANITEMOEHYBRID = Recipe(
-    name="granitemoehybrid",
-    paper="IBM 2025, Granite 4.0; Dao & Gu 2024, Transformers are SSMs (arXiv 2405.21060)",
-    sizes=sizes(
-        """
-        hidden_size num_attention_heads num_key_value_heads shared_intermediate_size \
-        attention_multiplier logits_scaling mamba_n_heads num_local_experts num_experts_per_tok \
-        intermediate_size
-        4.0-h-micro 2048 32 8 8192 0.015625  8.0  64 0  -  -
-        4.0-h-tiny  1536 12 4 -    0.0078125 6.0  48 64 6  512
-        4.0-h-small 4096 32 8 1536 0.0078125 16.0 -  72 10 768
-        """,
-        num_hidden_layers=40,
-        max_position_embeddings=131_072,
-        vocab_size=100_352,
-        tie_word_embeddings=True,
-        rms_norm_eps=1e-05,
-        embedding_multiplier=12.0,
-        residual_multiplier=0.22,
-        mamba_d_state=128,
-        layer_types=[_KINDS[i % 10 == 5] for i in range(40)],
-    ),
-    tokenizer="ibm-granite/granite-4.0-h-micro",
+GRANITEMOEHYBRID = page(
+    "granitemoehybrid",
     words=WORDS,
-    family="GraniteMoeHybrid",
     weights=table(
         ATTENTION,
         NORMS,

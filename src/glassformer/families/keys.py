@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core import config
 from ..core.config import serial
-from ..core.errors import UserError, need
+from ..core.errors import need
 from .recipe import MISSING, ConfigReader, Settings, tile
 
 # heads, dimensions a head, experts; hidden: far above any published
@@ -131,15 +131,18 @@ def nullable(names: str, default: Any, places: str = "") -> Key:
 
 def act_name(act: str) -> str:
     """The first of transformers' names for an activation."""
-    names = (name for name, act_name in ACTIVATIONS.items() if act_name == act)
-    if (name := next(names, None)) is None:
-        raise UserError(f'A layout of this shape has no name for the activation "{act}".')
-    return name
+    names = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
+    need(act in names, f'A layout of this shape has no name for the activation "{act}".')
+    return names[act]  # type: ignore[index]
 
 
-def only(name: str, allowed: Any, reason: str) -> Key:
-    """Nothing of ours: what no module here does is refused, as ``ConfigReader.only`` says."""
-    return Key("", "", lambda raw: raw.only(name, allowed, reason))
+def only(**words: tuple[Any, str]) -> tuple[Key, ...]:
+    """Nothing of ours: a word that is not as here is refused for its reason."""
+
+    def entry(word: str, allowed: Any, reason: str) -> Key:
+        return Key("", "", lambda raw: raw.only(word, allowed, reason))
+
+    return tuple(entry(word, *terms) for word, terms in words.items())
 
 
 def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:
@@ -170,14 +173,12 @@ def revise(
 def layer_keys(template: Any, **places: str | Key) -> tuple[Key, ...]:
     """The keys of a layer's words by their places in it; their defaults are the template's."""
     tree = serial.to_dict(template)
-
-    def entry(word: str, place: str) -> Key:
-        usual = _walk(tree, place.split()[0].split("."))
-        return key(word, usual and usual[1], place)
-
-    return tuple(
-        place if isinstance(place, Key) else entry(word, place) for word, place in places.items()
-    )
+    words: Settings = dict(places)
+    for word, place in places.items():
+        if isinstance(place, str):
+            usual = _walk(tree, place.split()[0].split("."))
+            words[word] = usual and usual[1], place
+    return keys(**words)
 
 
 @dataclass(frozen=True)
@@ -254,12 +255,10 @@ def write_keys(model: Any, keys: Sequence[Key]) -> Settings:
 
 def _homes(tree: Settings, place: str) -> list[tuple[str, Any]]:
     """The paths and values of a place: the model's, or its stacks', or their blocks'."""
-    sides = [side for side in ("encoder", "decoder") if side in tree]
-    blocks = [f"{side}.pattern" for side in sides]
-    for prefixes in ([], sides, blocks):
-        walks = (_walk(tree, [*prefix.split("."), *place.split(".")]) for prefix in prefixes)
-        homes = [home for home in (walks if prefixes else [_walk(tree, place.split("."))]) if home]
-        if homes:
+    sides = [f"{side}." for side in ("encoder", "decoder") if side in tree]
+    for prefixes in ([""], sides, [f"{side}pattern." for side in sides]):
+        walks = (_walk(tree, f"{prefix}{place}".split(".")) for prefix in prefixes)
+        if homes := [home for home in walks if home]:
             return homes
     return []
 
@@ -286,10 +285,10 @@ def _walk(node: Any, steps: list[str], path: str = "") -> tuple[str, Any] | None
 def spelled_out(model: config.Model) -> config.Model:
     """The config with the defaults of its blocks spelled out, so that two which mean the same are
     equal."""
-    stacks: Settings = {
+    spelled = {
         name: _spelled_stack(stack, model.dim) for name, stack in config.stacks(model).items()
     }
-    return replace(model, **stacks)
+    return replace(model, **spelled)  # type: ignore[arg-type]
 
 
 def _spelled_stack(stack: config.Stack, dim: int) -> config.Stack:
@@ -306,11 +305,7 @@ def _spelled_stack(stack: config.Stack, dim: int) -> config.Stack:
         )
 
     blocks = [
-        replace(
-            block,
-            attention=spelled(block.attention),
-            cross=spelled(block.cross) if block.cross else None,
-        )
+        replace(block, attention=spelled(block.attention), cross=spelled(block.cross))
         for block in stack.pattern
     ]
     return replace(

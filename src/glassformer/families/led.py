@@ -13,10 +13,12 @@ from ..core.config.mask import Window
 from ..core.config.model import Model, stacks
 from ..core.config.position import Learned
 from . import bart
+from .decoder_pages import with_layer
 from .keys import ConfigWords, Section, revise
 from .longformer import GlobalTokens, LongformerAttention, SideTable
 from .names import Table
-from .recipe import ConfigReader, Recipe, Settings, sizes, tile
+from .names import rules as name_rules
+from .recipe import ConfigReader, Settings, page, tile
 
 
 def mask_of(window: int, tokens: int) -> Any:
@@ -33,12 +35,10 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
     raw.must(even and len(windows) == depth, "attention_window", "an even number, or one a block")
     count = raw.value("global_tokens", 0)
     raw.must(type(count) is int and count >= 0, "global_tokens", "0 or more")
-    block, blocks = model.encoder.pattern[0], []
-    for window in windows:
-        attention = replace(block.attention, mask=mask_of(window, count))
-        blocks.append(replace(block, attention=attention))
-    encoder = replace(model.encoder, pattern=tile(blocks))
-    return replace(model, encoder=encoder)
+    block = model.encoder.pattern[0]
+    masks = [mask_of(window, count) for window in windows]
+    blocks = [with_layer(block, "attention.mask", mask) for mask in masks]
+    return replace(model, encoder=replace(model.encoder, pattern=tile(blocks)))
 
 
 def write_windows(model: Model) -> Settings:
@@ -95,16 +95,12 @@ def table(model: Model) -> Table:
     """BART's names of the weights in LED's words, and the layers of global tokens."""
     names = bart.table(model)
     rules = [replace(rule, file_name=_theirs(rule.file_name)) for rule in names.rules]
-    rules += [
-        replace(
-            rule,
-            file_name=rule.file_name.replace(f".{word}.", f".{word}_global."),
-            param_names=str(rule.param_names).replace(f".{letter}.", f".{letter}_global."),
+    for letter, word in WORDS_OF.items():
+        file, param = (
+            f"led.encoder.layers.{{i}}.self_attn.longformer_self_attn.{word}",
+            f"encoder.blocks.{{i}}.attn.{letter}",
         )
-        for rule in rules
-        for letter, word in WORDS_OF.items()
-        if f"longformer_self_attn.{word}." in rule.file_name
-    ]
+        rules += name_rules({f"{file}_global": f"{param}_global"})
     return replace(
         names,
         rules=tuple(rules),
@@ -114,22 +110,4 @@ def table(model: Model) -> Table:
     )
 
 
-LED = Recipe(
-    name="led",
-    paper="Beltagy et al. 2020, Longformer: The Long-Document Transformer (arXiv 2004.05150)",
-    sizes=sizes(
-        """
-        d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads \
-        encoder_ffn_dim decoder_ffn_dim global_tokens
-        base-16384        768  6 6 12 12 3072 3072 -
-        large-16384       1024 - - -  -  -    -    -
-        large-16384-arxiv 1024 - - -  -  -    -    1
-        """,
-        vocab_size=50_265,
-        attention_window=1024,
-    ),
-    architectures=bart.ends("LED"),
-    tokenizer="allenai/led-base-16384 (byte-level BPE)",
-    words=WORDS,
-    weights=table,
-)
+LED = page("led", words=WORDS, weights=table)

@@ -19,7 +19,7 @@ from .decoder_pages import (
 )
 from .keys import MOST_HIDDEN, Key, Section
 from .mixers import ShortConv
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def _hidden(raw: ConfigReader) -> int:
@@ -67,24 +67,9 @@ WORDS = words(
     norm_eps=1e-5,
 )
 
-LFM2 = Recipe(
-    name="lfm2",
-    paper="Liquid AI 2025, LFM2 Technical Report (arXiv 2511.23404)",
-    sizes=sizes(
-        """
-        hidden_size num_attention_heads intermediate_size
-        350m 1024 16 4608
-        700m 1536 24 6912
-        1.2b 2048 32 8192
-        """,
-        num_hidden_layers=16,
-        vocab_size=65_536,
-        block_auto_adjust_ff_dim=False,
-        full_attn_idxs=[2, 5, 8, 10, 12, 14],
-    ),
-    tokenizer="LiquidAI/LFM2-350M",
+LFM2 = page(
+    "lfm2",
     words=WORDS,
-    family="Lfm2",
     weights=table(
         {
             **attention(out="out_proj"),

@@ -13,7 +13,6 @@ from ..core.config import (
     Decoder,
     Full,
     GatedMLP,
-    Llama3Scaling,
     Model,
     NoPosition,
     RMSNorm,
@@ -41,13 +40,12 @@ from .decoder_pages import (
     window_of,
     with_blocks,
     words,
-    write_scaling,
 )
 from .keys import Section, layer_keys, read_keys, write_keys
 from .mixers import TunedAttention
 from .mixtral import STILL_ROUTER
 from .names import NameRule, under
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 from .routed import ScaledInputMoE
 
 KINDS = ("chunked_attention", "full_attention")
@@ -120,7 +118,7 @@ def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
 
 WORDS = words(
     decoder(Block(Attention(1, qk_norm=QK_NORM), GatedMLP(1), RMSNorm()), Rotary()),
-    STILL_ROUTER,
+    *STILL_ROUTER,
     turned(_rotary),
     Section(_read_attention, _write_attention),
     variant(
@@ -142,24 +140,8 @@ WORDS = words(
 )
 
 _EXPERTS = f"{THEIRS}.feed_forward.experts"
-LLAMA4 = Recipe(
-    name="llama4",
-    paper="Meta 2025, The Llama 4 herd",
-    sizes=sizes(
-        """
-        max_position_embeddings use_qk_norm num_local_experts interleave_moe_layer_step rope_scaling
-        scout-17b-16e     10485760 true  16  1 -
-        maverick-17b-128e 1048576  false 128 2 null
-        """,
-        hidden_size=5120,
-        num_hidden_layers=48,
-        num_attention_heads=40,
-        vocab_size=202_048,
-        rope_scaling=write_scaling(Llama3Scaling(16.0, 1.0, 1.0, 8192)),
-    ),
-    architectures=("Llama4ForCausalLM", "Llama4TextModel"),
-    model_type="llama4_text",
-    tokenizer="meta-llama/Llama-4-Scout-17B-16E",
+LLAMA4 = page(
+    "llama4",
     words=WORDS,
     weights=table(
         ATTENTION,

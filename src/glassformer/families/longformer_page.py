@@ -14,11 +14,11 @@ from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import led, roberta
 from .bert import BLOCK
-from .encoder_pages import LABELS, LAYER, MASKED, TOKENS, encoder, head_of, trunk
+from .encoder_pages import LABELS, LAYER, encoder, head_of, trunk
 from .keys import ConfigWords, Section
 from .longformer import LongformerAttention
 from .names import Table
-from .recipe import ConfigReader, Recipe, sizes
+from .recipe import ConfigReader, page
 
 
 def read_windows(raw: ConfigReader, model: Any) -> Any:
@@ -51,25 +51,4 @@ def table(model: Encoder) -> Table:
     return roberta.with_ends(model, "longformer", trunk("longformer", _LAYER))
 
 
-LONGFORMER = Recipe(
-    name="longformer",
-    paper="Beltagy et al. 2020, Longformer: The Long-Document Transformer (arXiv 2004.05150)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size
-        base-4096  768  12 12 3072
-        large-4096 1024 24 16 4096
-        """,
-        type_vocab_size=1,
-        vocab_size=50_265,
-        layer_norm_eps=1e-5,
-        architectures=["LongformerForMaskedLM"],
-        max_position_embeddings=4098,
-    ),
-    family="Longformer",
-    heads=(MASKED, LABELS, TOKENS),
-    tokenizer="allenai/longformer-base-4096 (byte-level BPE)",
-    words=WORDS,
-    weights=table,
-    fixed=("pad_token_id",),
-)
+LONGFORMER = page("longformer", words=WORDS, weights=table)

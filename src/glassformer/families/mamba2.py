@@ -10,7 +10,7 @@ from .decoder_pages import decoder, first_layer, table
 from .keys import ConfigWords, Key, Section, keys, only, spelled_out
 from .mixers import Mamba2
 from .names import under
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 MIXER: Any = Mamba2(1)
 FREE = [0.0, float("inf")]  # steps as long as a token says
@@ -40,7 +40,7 @@ def expansion(word: str) -> Section:
     return Section(check, encode)
 
 
-SILU = only("hidden_act", "silu", "the convolution and the gate here are silu")
+SILU = only(hidden_act=("silu", "the convolution and the gate here are silu"))
 UNLIMITED = Key("", "", _unlimited)
 # of attention, where a mixer has heads of another width
 HEAD_DIM = Section(
@@ -67,7 +67,7 @@ WORDS = ConfigWords(
             initializer_range=0.02,
             layer_norm_epsilon=(1e-5, "norm.eps last_norm.eps attention.eps"),
         ),
-        SILU,
+        *SILU,
         UNLIMITED,
     ),
     (expansion("expand"),),
@@ -75,25 +75,9 @@ WORDS = ConfigWords(
 LAYERS = {"in_proj": "in_proj", "conv": "conv1d", "norm": "norm", "out_proj": "out_proj"}
 TABLES = {name: name for name in ("A_log", "D", "dt_bias")}
 
-MAMBA2 = Recipe(
-    name="mamba2",
-    paper="Dao & Gu 2024, Transformers are SSMs (arXiv 2405.21060)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_heads
-        130m 768  24 24
-        370m 1024 48 32
-        780m 1536 48 48
-        1.3b 2048 48 64
-        2.7b 2560 -  80
-        """,
-        vocab_size=50_288,
-        n_groups=1,
-        tie_word_embeddings=True,
-    ),
-    tokenizer="EleutherAI/gpt-neox-20b",
+MAMBA2 = page(
+    "mamba2",
     words=WORDS,
-    family="Mamba2",
     weights=table(
         {"attn_norm": "norm"},
         under("mixer", LAYERS),

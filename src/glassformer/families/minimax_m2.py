@@ -7,7 +7,7 @@ from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
 from .decoder_pages import ATTENTION, NORMS, QK_NORMS, decoder, read_rotary, table, turned, words
 from .keys import MOST_HEADS, only
 from .mixtral import EXPERTS, STILL_ROUTER
-from .recipe import ConfigReader, Recipe, sizes
+from .recipe import ConfigReader, page
 from .routed import RoutedMoE
 
 QUERIES = Attention(1, out_bias=False, qk_norm=RMSNorm(), qk_norm_whole=True)
@@ -23,12 +23,14 @@ def _positions(raw: ConfigReader) -> Rotary:
 
 WORDS = words(
     decoder(Block(QUERIES, RoutedMoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
-    STILL_ROUTER,
-    only("scoring_func", "sigmoid", "each expert is scored by itself"),
-    only("use_routing_bias", True, "a bias corrects the scores"),
-    only("use_qk_norm", True, "queries and keys are normed"),
-    only("qk_norm_type", "per_layer", "all heads are normed at once"),
-    only("shared_intermediate_size", 0, "no expert is shared"),
+    *STILL_ROUTER,
+    *only(
+        scoring_func=("sigmoid", "each expert is scored by itself"),
+        use_routing_bias=(True, "a bias corrects the scores"),
+        use_qk_norm=(True, "queries and keys are normed"),
+        qk_norm_type=("per_layer", "all heads are normed at once"),
+        shared_intermediate_size=(0, "no expert is shared"),
+    ),
     turned(_positions, "partial_rotary_factor"),
     max_position_embeddings=196_608,
     num_key_value_heads=8,
@@ -38,19 +40,9 @@ WORDS = words(
     router_aux_loss_coef=0.001,
 )
 
-MINIMAX_M2 = Recipe(
-    name="minimax_m2",
-    paper="MiniMax 2025, MiniMax-M2 (huggingface.co/MiniMaxAI/MiniMax-M2)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size
-        230b-a10b 3072 62 48 1536 200064
-        """,
-        partial_rotary_factor=0.5,
-    ),
-    tokenizer="MiniMaxAI/MiniMax-M2",
+MINIMAX_M2 = page(
+    "minimax_m2",
     words=WORDS,
-    family="MiniMaxM2",
     weights=table(
         ATTENTION,
         NORMS,

@@ -22,7 +22,6 @@ from .decoder_pages import (
     write_scheme,
 )
 from .encoder_pages import (
-    HEADS,
     encoder,
     read_heads,
     write_heads,
@@ -30,7 +29,7 @@ from .encoder_pages import (
 from .keys import MOST_POSITIONS, Key, Section, key, only
 from .mechanisms import FirstBlock
 from .names import Table
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 LOCAL, GLOBAL = 10_000.0, 160_000.0  # theta of blocks with a window, and of the others
 NORM = LayerNorm(bias=False)
@@ -42,7 +41,8 @@ def read_windows(raw: ConfigReader, model: M) -> M:
     every = raw.integer("global_attn_every_n_layers", 3)
     early = [i % every != 0 for i in range(stack(model).depth)]
     size = raw.integer("local_attention", 128, most=MOST_POSITIONS) // 2 + 1
-    model = decoder_pages.with_masks(model, decoder_pages.read_windows(raw, size, early))
+    masks = decoder_pages.read_windows(raw, size, early)
+    model = decoder_pages.with_layers(model, "attention.mask", masks)
     local = _positions(raw)[0]
     near = None if local == stack(model).position else local
     kinds = (FirstBlock, *[Block] * (len(early) - 1))
@@ -56,12 +56,11 @@ def read_windows(raw: ConfigReader, model: M) -> M:
 def write_windows(model: Encoder) -> Settings:
     """Settings of windows, and of the positions of both kinds of blocks."""
     schemes = rotary_of(model), decoder_pages.local_scheme(model, LOCAL)
-    kinds = ("full_attention", "sliding_attention")
     return {
         "pad_token_id": None,  # a tokenizer's follows, where there is one
         "local_attention": 2 * ((decoder_pages.window_size(model) or 65) - 1),
         "layer_types": decoder_pages.write_windows(model),
-        "rope_parameters": dict(zip(kinds, map(write_scheme, schemes), strict=True)),
+        "rope_parameters": dict(zip(decoder_pages.KINDS, map(write_scheme, schemes), strict=True)),
     }
 
 
@@ -112,8 +111,10 @@ def write_ends(model: Encoder) -> Settings:
 
 WORDS = words(
     encoder(Block(Attention(1), GatedMLP(1), NORM), Rotary(), last_norm=NORM),
-    only("sparse_prediction", False, "logits here are of all tokens"),
-    only("rope_scaling", None, "blocks of two kinds turn by rope_parameters"),
+    *only(
+        sparse_prediction=(False, "logits here are of all tokens"),
+        rope_scaling=(None, "blocks of two kinds turn by rope_parameters"),
+    ),
     Key("", "position", lambda raw: _positions(raw)[1]),
     Section(read_ends, write_ends),
     rope=Section(read_windows, write_windows),
@@ -162,22 +163,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-MODERNBERT = Recipe(
-    name="modernbert",
-    paper="Warner et al. 2024, Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder "
-    "(arXiv 2412.13663)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size
-        base  768  22 12 1152
-        large 1024 28 16 2624
-        """,
-        vocab_size=50_368,
-        architectures=["ModernBertForMaskedLM"],
-    ),
-    family="ModernBert",
-    heads=HEADS,
-    tokenizer="answerdotai/ModernBERT-base (byte-level BPE)",
-    words=WORDS,
-    weights=table,
-)
+MODERNBERT = page("modernbert", words=WORDS, weights=table)

@@ -15,7 +15,7 @@ from ..core.config import (
     MoE,
     Stack,
 )
-from .recipe import Recipe
+from .recipe import page
 
 
 def nanomoe(dim: int, depth: int, heads: int) -> Decoder:
@@ -34,10 +34,4 @@ def nanomoe(dim: int, depth: int, heads: int) -> Decoder:
     return Decoder(dim, 1024, Embed(50_304), stack, init=Init(std=None))
 
 
-NANOMOE = Recipe(
-    name="nanomoe",
-    paper="Wolfe 2025, nanoMoE: Mixture-of-Experts LLMs from Scratch in PyTorch; after Karpathy "
-    "2022, nanoGPT",
-    sizes={"openwebtext": nanomoe(384, 6, 6)},
-    tokenizer="openai-community/gpt2",
-)
+NANOMOE = page("nanomoe", sizes={"openwebtext": nanomoe(384, 6, 6)})

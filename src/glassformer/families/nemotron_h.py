@@ -27,7 +27,7 @@ from .keys import Section, keys, layer_keys, only, read_keys, write_keys
 from .mamba2 import HEAD_DIM, LAYERS, TABLES, UNLIMITED
 from .mixers import Mamba2
 from .names import NameRule, Table, placed, under
-from .recipe import MISSING, ConfigReader, Recipe, Settings, sizes
+from .recipe import MISSING, ConfigReader, Settings, page
 from .routed import RoutedMoE
 
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -125,13 +125,15 @@ def _write_layers(model: Model) -> Settings:
 
 WORDS = words(
     decoder(Block(Attention(1), None, RMSNorm()), NoPosition()),
-    only("attention_bias", False, "queries, keys and values have no biases"),
-    only("sliding_window", None, "attention sees everything"),
-    only("hidden_dropout", 0.0, "nothing is dropped"),
-    only("mamba_hidden_act", "silu", "the convolution and the gate here are silu"),
-    only("moe_latent_size", None, "experts read the whole width"),
-    only("n_shared_experts", 1, "one network is shared"),
-    only("num_nextn_predict_layers", 0, "no layer predicts later tokens"),
+    *only(
+        attention_bias=(False, "queries, keys and values have no biases"),
+        sliding_window=(None, "attention sees everything"),
+        hidden_dropout=(0.0, "nothing is dropped"),
+        mamba_hidden_act=("silu", "the convolution and the gate here are silu"),
+        moe_latent_size=(None, "experts read the whole width"),
+        n_shared_experts=(1, "one network is shared"),
+        num_nextn_predict_layers=(0, "no layer predicts later tokens"),
+    ),
     UNLIMITED,
     HEAD_DIM,
     turned(lambda raw: NoPosition()),
@@ -178,27 +180,4 @@ def weights(model: Model) -> Table:
     return replace(TABLE, rules=placed(TABLE.rules, [place for place, _ in _layers(model)]))
 
 
-NEMOTRON_H = Recipe(
-    name="nemotron_h",
-    paper="NVIDIA 2025, Nemotron-H: A Family of Accurate and Efficient Hybrid Mamba-Transformer "
-    "Models (arXiv 2504.03624)",
-    sizes=sizes(
-        """
-        hidden_size num_attention_heads num_key_value_heads max_position_embeddings \
-        intermediate_size mamba_num_heads mamba_head_dim n_routed_experts num_experts_per_tok \
-        moe_intermediate_size moe_shared_expert_intermediate_size routed_scaling_factor \
-        hybrid_override_pattern
-        8b             4096 32 8 8192   21504 128 64 - - -    -    -   \
-        "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
-        nano-9b-v2     4480 40 8 131072 15680 128 80 - - -    -    -   \
-        "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
-        3-nano-30b-a3b 2688 32 2 262144 1856  64  64 128 6 1856 3712 2.5 \
-        "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
-        """,
-        vocab_size=131_072,
-    ),
-    tokenizer="nvidia/Nemotron-H-8B-Base-8K",
-    words=WORDS,
-    family="NemotronH",
-    weights=weights,
-)
+NEMOTRON_H = page("nemotron_h", words=WORDS, weights=weights)

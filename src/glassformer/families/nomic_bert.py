@@ -14,9 +14,6 @@ from . import encoder_pages
 from .bert import SHARED
 from .decoder_pages import joint, rotary, write_rope_table
 from .encoder_pages import (
-    LABELS,
-    MASKED,
-    TOKENS,
     blocks,
     encoder,
     ends,
@@ -25,22 +22,24 @@ from .encoder_pages import (
 )
 from .keys import ConfigWords, Section, key, only, revise
 from .names import NameRule, Table, rules
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 KEYS = revise(
     SHARED,
-    only("activation_function", "swiglu", "the gate here is SwiGLU's"),
-    only("qkv_proj_bias", False, "this family has no biases"),
-    only("mlp_fc1_bias", False, "this family has no biases"),
-    only("mlp_fc2_bias", False, "this family has no biases"),
-    only("prenorm", False, "the norms of this family come after"),
-    only("parallel_block", False, "the layers of this family come one after the other"),
-    only("use_rms_norm", False, "the norms of this family are LayerNorms"),
-    only("causal", False, "this family sees both sides of every token"),
-    only("rotary_emb_fraction", 1.0, "this family turns all of each head"),
-    only("rotary_emb_interleaved", False, "this family pairs halves"),
-    only("rotary_scaling_factor", None, "positions here are not scaled by the length"),
-    only("moe_every_n_layers", 0, "mixtures of experts are not read for this family"),
+    *only(
+        activation_function=("swiglu", "the gate here is SwiGLU's"),
+        qkv_proj_bias=(False, "this family has no biases"),
+        mlp_fc1_bias=(False, "this family has no biases"),
+        mlp_fc2_bias=(False, "this family has no biases"),
+        prenorm=(False, "the norms of this family come after"),
+        parallel_block=(False, "the layers of this family come one after the other"),
+        use_rms_norm=(False, "the norms of this family are LayerNorms"),
+        causal=(False, "this family sees both sides of every token"),
+        rotary_emb_fraction=(1.0, "this family turns all of each head"),
+        rotary_emb_interleaved=(False, "this family pairs halves"),
+        rotary_scaling_factor=(None, "positions here are not scaled by the length"),
+        moe_every_n_layers=(0, "mixtures of experts are not read for this family"),
+    ),
     key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
     rotary(1000.0),
     without="max_position_embeddings",
@@ -108,27 +107,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-NOMIC_BERT = Recipe(
-    name="nomic-bert",
-    paper="Nussbaum et al. 2024, Nomic Embed: Training a Reproducible Long Context Text Embedder "
-    "(arXiv 2402.01613)",
-    sizes=sizes(
-        """
-        architectures sentence_vectors
-        base       ["NomicBertForMaskedLM"] -
-        embed-v1.5 -                        {"max_seq_length":2048}
-        """,
-        hidden_size=768,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        intermediate_size=3072,
-        vocab_size=30_528,
-    ),
-    family="NomicBert",
-    heads=(MASKED, LABELS, TOKENS),
-    model_type="nomic_bert",
-    tokenizer="nomic-ai/nomic-embed-text-v1.5 (WordPiece, uncased)",
-    words=WORDS,
-    weights=table,
-    fixed=("pad_token_id",),
-)
+NOMIC_BERT = page("nomic-bert", words=WORDS, weights=table)

@@ -34,7 +34,7 @@ from .decoder_pages import (
     write_rope_table,
 )
 from .keys import Section, only
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 QUERIES = Attention(1, qk_norm=RMSNorm(), qk_norm_whole=True)
 SHAPE = decoder(Block(QUERIES, GatedMLP(1), RMSNorm(), place="output"), Rotary())
@@ -44,27 +44,7 @@ YARN = YarnScaling(8.0, 8192, attention_factor=1.2079441541679836)
 
 WORDS = words(SHAPE, max_position_embeddings=2048, rms_norm_eps=1e-5, attention_bias=False)
 LAYERS = table(ATTENTION, QK_NORMS, GATED, OUTPUT_NORMS)
-OLMO2 = Recipe(
-    name="olmo2",
-    paper="OLMo Team 2024, 2 OLMo 2 Furious (arXiv 2501.00656)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size num_key_value_heads
-        1b  2048 16 16 8192  -
-        7b  4096 32 32 11008 -
-        13b 5120 40 40 13824 -
-        32b 5120 64 40 27648 8
-        """,
-        max_position_embeddings=4096,
-        vocab_size=100_352,
-        rms_norm_eps=1e-06,
-        rope_theta=500000.0,
-    ),
-    tokenizer="allenai/OLMo-2-0425-1B",
-    words=WORDS,
-    family="Olmo2",
-    weights=LAYERS,
-)
+OLMO2 = page("olmo2", words=WORDS, weights=LAYERS)
 
 
 def _positions3(raw: ConfigReader) -> tuple[Rotary, Rotary]:
@@ -93,40 +73,14 @@ WORDS3 = words(
     attention_bias=False,
 )
 
-OLMO3 = Recipe(
-    name="olmo3",
-    paper="OLMo Team 2025, Olmo 3 (arXiv 2512.13961)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size num_key_value_heads
-        7b  4096 32 32 11008 -
-        32b 5120 64 40 27648 8
-        """,
-        max_position_embeddings=65_536,
-        vocab_size=100_278,
-        rms_norm_eps=1e-06,
-        rope_parameters={
-            "full_attention": {
-                "rope_type": "yarn",
-                "factor": 8.0,
-                "original_max_position_embeddings": 8192,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "attention_factor": 1.2079441541679836,
-                "rope_theta": 500000.0,
-            }
-        },
-    ),
-    tokenizer="allenai/Olmo-3-1025-7B",
-    words=WORDS3,
-    family="Olmo3",
-    weights=LAYERS,
-)
+OLMO3 = page("olmo3", words=WORDS3, weights=LAYERS)
 
 
 WORDSMOE = words(
     decoder(Block(QUERIES, MoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
-    only("clip_qkv", None, "queries, keys and values here are not clipped"),
+    *only(
+        clip_qkv=(None, "queries, keys and values here are not clipped"),
+    ),
     without="head_dim",
     max_position_embeddings=4096,
     rms_norm_eps=1e-5,
@@ -137,18 +91,4 @@ WORDSMOE = words(
     router_aux_loss_coef=0.01,
 )
 
-OLMOE = Recipe(
-    name="olmoe",
-    paper="Muennighoff et al. 2024, OLMoE: Open Mixture-of-Experts Language Models (arXiv "
-    "2409.02060)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size
-        1b-7b 2048 16 16 1024 50304
-        """,
-    ),
-    tokenizer="allenai/OLMoE-1B-7B-0924",
-    words=WORDSMOE,
-    family="Olmoe",
-    weights=table(ATTENTION, QK_NORMS, NORMS, tables=EXPERTS),
-)
+OLMOE = page("olmoe", words=WORDSMOE, weights=table(ATTENTION, QK_NORMS, NORMS, tables=EXPERTS))

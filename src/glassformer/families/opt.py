@@ -8,7 +8,7 @@ from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Learned, Mo
 from ..core.errors import need
 from .decoder_pages import attention, decoder, first_block, stack, table
 from .keys import ConfigWords, Section, key, keys, only
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def _norms(raw: ConfigReader, model: Decoder) -> Decoder:
@@ -34,8 +34,10 @@ def _write_norms(model: Model) -> Settings:
 WORDS = ConfigWords(
     decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64, 2)),
     (
-        only("layer_norm_elementwise_affine", True, "each norm here has a weight and a bias"),
-        only("layerdrop", 0.0, "no block here is left out in training"),
+        *only(
+            layer_norm_elementwise_affine=(True, "each norm here has a weight and a bias"),
+            layerdrop=(0.0, "no block here is left out in training"),
+        ),
         *keys(
             "hidden_size",
             num_hidden_layers=12,
@@ -60,23 +62,9 @@ _LAYERS = {
     "ffn.up": "fc1",
     "ffn.down": "fc2",
 }
-OPT = Recipe(
-    name="opt",
-    paper="Zhang et al. 2022, OPT: Open Pre-trained Transformer Language Models (arXiv 2205.01068)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads ffn_dim
-        125m 768  -  -  -
-        1.3b 2048 24 32 8192
-        2.7b 2560 32 32 10240
-        6.7b 4096 32 32 16384
-        13b  5120 40 40 20480
-        30b  7168 48 56 28672
-        """,
-    ),
-    tokenizer="facebook/opt-125m",
+OPT = page(
+    "opt",
     words=WORDS,
-    family="OPT",
     weights=table(
         _LAYERS,
         layer="model.decoder.layers.{i}",

@@ -67,7 +67,7 @@ def scale_key(default: bool) -> Key:
 
 
 def held(raw: ConfigReader, word: str, name: str, default: bool = False) -> bool:
-    """True where the files hold weights that they may lack; a ``word`` of ours says it alone."""
+    """True where the files hold weights that they may lack; a ``word`` of param says it alone."""
     stated: bool = raw.flag(word, default)
     return stated if raw.weights is None else raw.holds(name)
 
@@ -101,15 +101,18 @@ def start(default: int | None = None) -> Section:
 # ------------------------------------------------------------------------------------ weight names
 
 
-def _rules(stack: str) -> tuple[NameRule, ...]:
-    attention = {f"{name}_proj": name for name in ("q", "k", "v", "out")}
-    names = {"fc1": "ffn.up", "fc2": "ffn.down", "final_layer_norm": "ffn_norm"}
-    for file_name, param_name in (("self_attn", "attn"), ("encoder_attn", "cross")):
-        names |= {f"{file_name}.{a}": f"{param_name}.{b}" for a, b in attention.items()}
-        names[f"{file_name}_layer_norm"] = f"{param_name}_norm"
-    return rules(
-        {f"model.{stack}.layers.{{i}}.{a}": f"{stack}.blocks.{{i}}.{b}" for a, b in names.items()}
-    )
+_NAMES = {
+    f"{file}.{name}_proj": f"{param}.{name}"
+    for file, param in (("self_attn", "attn"), ("encoder_attn", "cross"))
+    for name in ("q", "k", "v", "out")
+}
+_NAMES |= {
+    "self_attn_layer_norm": "attn_norm",
+    "encoder_attn_layer_norm": "cross_norm",
+    "fc1": "ffn.up",
+    "fc2": "ffn.down",
+    "final_layer_norm": "ffn_norm",
+}
 
 
 def are_sines(table: Any) -> bool:
@@ -129,7 +132,7 @@ def are_sines(table: Any) -> bool:
 SIDES = ("encoder", "decoder")
 _POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in SIDES)
 _SHARED = "model.shared.weight"
-_TWINS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+_TWINS = tuple(f"model.{side}.embed_tokens.weight" for side in SIDES)
 
 
 def pair_table(*layers: NameRule, sines: bool = True, prefix: str = "") -> Table:
@@ -137,8 +140,13 @@ def pair_table(*layers: NameRule, sines: bool = True, prefix: str = "") -> Table
     return Table(
         (
             NameRule(_SHARED, "embed.token.weight"),
-            *_rules("encoder"),
-            *_rules("decoder"),
+            *rules(
+                {
+                    f"model.{side}.layers.{{i}}.{a}": f"{side}.blocks.{{i}}.{b}"
+                    for side in SIDES
+                    for a, b in _NAMES.items()
+                }
+            ),
             *layers,
             NameRule("final_logits_bias", "head.proj.bias", unsqueeze=True),
         ),

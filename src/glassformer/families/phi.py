@@ -30,7 +30,7 @@ from .decoder_pages import (
     words,
 )
 from .keys import Key, Section
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 DROPOUTS = "resid_pdrop embd_pdrop attention_dropout"  # the residual's is the stack's
 
@@ -59,24 +59,9 @@ WORDS = words(
     layer_norm_eps=1e-5,
 )
 
-PHI = Recipe(
-    name="phi",
-    paper="Gunasekar et al. 2023, Textbooks Are All You Need (arXiv 2306.11644); Javaheripi et "
-    "al. 2023, Phi-2",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers intermediate_size resid_pdrop partial_rotary_factor
-        1   2048 24 8192  -   -
-        1.5 2048 24 8192  -   -
-        2   2560 32 10240 0.1 0.4
-        """,
-        num_attention_heads=32,
-        vocab_size=51_200,
-    ),
-    tokenizer="microsoft/phi-2",
-    checkpoint="microsoft/phi-1",
+PHI = page(
+    "phi",
     words=WORDS,
-    family="Phi",
     weights=table(
         ATTENTION,
         {
@@ -120,21 +105,9 @@ WORDS3 = words(
 )
 
 
-PHI3 = Recipe(
-    name="phi3",
-    paper="Abdin et al. 2024, Phi-3 Technical Report (arXiv 2404.14219)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size num_key_value_heads
-        mini-4k   3072 32 32 8192  -
-        medium-4k 5120 40 40 17920 10
-        """,
-        vocab_size=32_064,
-        sliding_window=2047,
-    ),
-    tokenizer="microsoft/Phi-3-mini-4k-instruct",
+PHI3 = page(
+    "phi3",
     words=WORDS3,
-    family="Phi3",
     weights=table(
         {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj"},
         NORMS,

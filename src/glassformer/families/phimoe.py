@@ -19,7 +19,7 @@ from .decoder_pages import LONGROPE, decoder, read_rotary, turned, window, words
 from .keys import Section, only
 from .mixtral import WEIGHTS
 from .phi import short_context, write_context
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 from .sparse_mixer import SparseMixerMoE
 
 
@@ -48,7 +48,9 @@ WORDS = words(
         Rotary(),
         Head(tied=False, bias=True),
     ),
-    only("input_jitter_noise", 0.0, "no router here shakes what it reads"),
+    *only(
+        input_jitter_noise=(0.0, "no router here shakes what it reads"),
+    ),
     window(),
     turned(_positions),
     Section(short_context, lambda model: write_context(model) if long_scalings(model) else {}),
@@ -65,21 +67,4 @@ WORDS = words(
     router_aux_loss_coef=0.001,
 )
 
-PHIMOE = Recipe(
-    name="phimoe",
-    paper="Abdin et al. 2024, Phi-3 Technical Report (arXiv 2404.14219)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size \
-        max_position_embeddings vocab_size
-        3.5 4096 32 32 6400 4096 32064
-        """,
-        attention_bias=True,
-        lm_head_bias=True,
-        rope_theta=10000.0,
-    ),
-    architectures=("PhimoeForCausalLM", "PhiMoEForCausalLM", "PhimoeModel"),
-    tokenizer="microsoft/Phi-3.5-MoE-instruct",
-    words=WORDS,
-    weights=WEIGHTS,
-)
+PHIMOE = page("phimoe", words=WORDS, weights=WEIGHTS)

@@ -27,13 +27,13 @@ from .decoder_pages import (
     variant,
     window_of,
     window_size,
-    with_masks,
+    with_layers,
     words,
     write_windows,
 )
 from .gated_expert import GatedExpert
 from .keys import MOST_HEADS, Key, Section, only
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 SHAPE2, SHAPE3 = (
     decoder(Block(attention, GatedMLP(1), RMSNorm()), Rotary())
@@ -52,7 +52,7 @@ def _slides(early: Callable[[ConfigReader, int], Sequence[bool]]) -> Section:
         size = window_of(raw, 4096) if raw.flag("use_sliding_window", False) else None
         usual = early(raw, len(blocks_of(model)))
         masks = read_windows(raw, size, [size is not None and slides for slides in usual])
-        return with_masks(model, masks)
+        return with_layers(model, "attention.mask", masks)
 
     def encode(model: Model) -> Settings:
         kinds, size = write_windows(model), window_size(model)
@@ -79,7 +79,9 @@ def _every_second(raw: ConfigReader, depth: int) -> list[bool]:
 
 WORDS2 = words(
     SHAPE2,
-    only("use_mrope", False, "positions here have one dimension"),
+    *only(
+        use_mrope=(False, "positions here have one dimension"),
+    ),
     _slides(_late),
     max_position_embeddings=32_768,
     num_key_value_heads=32,
@@ -137,7 +139,9 @@ WORDS3MOE = words(
         MoE(128, 8, GatedMLP(768), normalize=False, balance_loss=0.001),
         num_experts=Key("num_experts", "experts", _experts),
     ),
-    only("layer_types", None, "the mixtures' blocks all see the same"),
+    *only(
+        layer_types=(None, "the mixtures' blocks all see the same"),
+    ),
     max_position_embeddings=32_768,
     num_key_value_heads=4,
     attention_bias=False,
@@ -160,98 +164,16 @@ WORDS2MOE = words(
 
 # ---------------------------------------------------------------------------------------- the pages
 
-QWEN2 = Recipe(
-    name="qwen2",
-    paper="Yang et al. 2024, Qwen2 Technical Report (arXiv 2407.10671); Qwen2.5 Technical Report "
-    "(arXiv 2412.15115)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size \
-        max_position_embeddings vocab_size tie_word_embeddings rms_norm_eps
-        0.5b     896  24 14 2 4864  131072 151936 true -
-        1.5b     1536 28 12 2 8960  131072 151936 true -
-        7b       3584 28 28 4 18944 131072 152064 -    -
-        72b      8192 80 64 8 29568 131072 152064 -    1e-05
-        2.5-0.5b 896  24 14 2 4864  -      151936 true -
-        2.5-1.5b 1536 28 12 2 8960  131072 151936 true -
-        2.5-3b   2048 36 16 2 11008 -      151936 true -
-        2.5-7b   3584 28 28 4 18944 131072 152064 -    -
-        2.5-14b  5120 48 40 8 13824 131072 152064 -    1e-05
-        2.5-32b  5120 64 40 8 27648 131072 152064 -    1e-05
-        2.5-72b  8192 80 64 8 29568 131072 152064 -    1e-05
-        """,
-        rope_theta=1000000.0,
-    ),
-    tokenizer="Qwen/Qwen2.5-0.5B",
-    words=WORDS2,
-    family="Qwen2",
-    weights=LLAMA_TABLE,
+QWEN2 = page("qwen2", words=WORDS2, weights=LLAMA_TABLE)
+
+QWEN3 = page("qwen3", words=WORDS3, weights=table(ATTENTION, GATED, NORMS, QK_NORMS))
+
+QWEN3MOE = page(
+    "qwen3moe", words=WORDS3MOE, weights=table(ATTENTION, GATED, NORMS, QK_NORMS, tables=EXPERTS)
 )
 
-QWEN3 = Recipe(
-    name="qwen3",
-    paper="Yang et al. 2025, Qwen3 Technical Report (arXiv 2505.09388)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size tie_word_embeddings
-        0.6b 1024 28 16 3072  true
-        1.7b 2048 28 16 6144  true
-        4b   2560 36 32 9728  true
-        8b   4096 36 32 12288 -
-        14b  5120 40 40 17408 -
-        32b  5120 64 64 25600 -
-        """,
-        num_key_value_heads=8,
-        max_position_embeddings=40_960,
-        vocab_size=151_936,
-        rope_theta=1000000.0,
-    ),
-    tokenizer="Qwen/Qwen3-0.6B",
-    words=WORDS3,
-    family="Qwen3",
-    weights=table(ATTENTION, GATED, NORMS, QK_NORMS),
-)
-
-QWEN3MOE = Recipe(
-    name="qwen3moe",
-    paper="Yang et al. 2025, Qwen3 Technical Report (arXiv 2505.09388)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size \
-        moe_intermediate_size
-        30b-a3b   2048 48 32 768  -
-        235b-a22b 4096 94 64 1536 1536
-        """,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        vocab_size=151_936,
-        rope_theta=1000000.0,
-        norm_topk_prob=True,
-    ),
-    model_type="qwen3_moe",
-    tokenizer="Qwen/Qwen3-30B-A3B",
-    words=WORDS3MOE,
-    family="Qwen3Moe",
-    weights=table(ATTENTION, GATED, NORMS, QK_NORMS, tables=EXPERTS),
-)
-
-QWEN2MOE = Recipe(
-    name="qwen2moe",
-    paper="Qwen Team 2024, Qwen1.5-MoE; Yang et al. 2024, Qwen2 Technical Report (arXiv 2407.10671)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size \
-        max_position_embeddings num_key_value_heads moe_intermediate_size num_experts \
-        num_experts_per_tok shared_expert_intermediate_size
-        1.5-a2.7b 2048 24 16 1408 8192 - -    -  - -
-        57b-a14b  3584 28 28 2560 -    4 2560 64 8 20480
-        """,
-        vocab_size=151_936,
-        rope_theta=1000000.0,
-    ),
-    model_type="qwen2_moe",
-    tokenizer="Qwen/Qwen1.5-MoE-A2.7B",
+QWEN2MOE = page(
+    "qwen2moe",
     words=WORDS2MOE,
-    family="Qwen2Moe",
     weights=table(ATTENTION, GATED, NORMS, SHARED_EXPERT, tables=EXPERTS),
 )

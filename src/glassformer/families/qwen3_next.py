@@ -31,7 +31,7 @@ from .keys import ConfigWords, Key, Section
 from .mamba2 import LAYERS, SILU
 from .mixers import GatedAttention, GatedDelta
 from .names import Names, Table, under
-from .recipe import ConfigReader, Recipe, sizes
+from .recipe import ConfigReader, page
 
 NORM = RMSNorm(1e-6, offset=1.0)
 
@@ -70,7 +70,7 @@ MIXTURES = variant(
 def _words(kv_heads: int, *more: Key | Section) -> ConfigWords:
     return words(
         decoder(Block(GatedAttention(1, qk_norm=NORM), GatedMLP(1), NORM), Rotary()),
-        SILU,
+        *SILU,
         rotary(fraction=0.25),
         DELTAS,
         *more,
@@ -106,44 +106,7 @@ def weights(model: Model, names: Names = NEXT) -> Table:
     return table(layers, QK_NORMS, GATED, SHARED_EXPERT, NORMS, tables=_TABLES, more=dealt)
 
 
-QWEN3_NEXT = Recipe(
-    name="qwen3_next",
-    paper="Qwen Team 2025, Qwen3-Next; Yang et al. 2024, Gated Delta Networks (arXiv 2412.06464)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size \
-        max_position_embeddings vocab_size
-        80b-a3b 2048 48 16 512 262144 151936
-        """,
-        rope_theta=10000000.0,
-    ),
-    tokenizer="Qwen/Qwen3-Next-80B-A3B-Instruct",
-    words=WORDS,
-    family="Qwen3Next",
-    weights=weights,
-)
+QWEN3_NEXT = page("qwen3_next", words=WORDS, weights=weights)
 
 
-QWEN3_5 = Recipe(
-    name="qwen3_5",
-    paper="Qwen Team 2026, Qwen3.5; Yang et al. 2024, Gated Delta Networks (arXiv 2412.06464)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size \
-        tie_word_embeddings linear_num_value_heads
-        0.8b 1024 24 8  2 3584  true 16
-        2b   2048 24 8  2 6144  true 16
-        4b   2560 32 16 - 9216  true -
-        9b   4096 32 16 - 12288 -    -
-        27b  5120 64 24 - 17408 -    48
-        """,
-        max_position_embeddings=262_144,
-        vocab_size=248_320,
-        rope_theta=10000000.0,
-    ),
-    architectures=("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
-    model_type="qwen3_5_text",
-    tokenizer="Qwen/Qwen3.5-0.8B",
-    words=WORDS_3_5,
-    weights=partial(weights, names=NAMES_3_5),
-)
+QWEN3_5 = page("qwen3_5", words=WORDS_3_5, weights=partial(weights, names=NAMES_3_5))

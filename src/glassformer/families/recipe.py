@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..core import config
@@ -26,35 +28,16 @@ def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
     return tuple(blocks[: next(repeats, depth)])
 
 
-def sizes(table: str, **words: Any) -> dict[str, Settings]:
-    """Published sizes in the words of their config.json: those of every size, and a ``table``.
-
-    Its first line has words, and each other one a size's name and values as JSON, - for none.
-    """
-    head, *lines = (line.split() for line in table.strip().splitlines())
-    return {
-        name: words | {word: json.loads(x) for word, x in zip(head, row, strict=True) if x != "-"}
-        for name, *row in lines
-    }
-
-
-class PublishedSizes(Mapping[str, config.Model]):
+class PublishedSizes(UserDict[str, Any]):
     """The configs of published sizes, each read from its words when it is first asked for."""
 
-    def __init__(self, rows: Mapping[str, Any], recipe: Recipe) -> None:
-        self.rows, self.recipe = dict(rows), recipe
+    recipe: Recipe
 
     def __getitem__(self, name: str) -> config.Model:
-        row = self.rows[name]
+        row = self.data[name]
         if isinstance(row, dict):
-            row = self.rows[name] = self.recipe.read(ConfigReader(row))
+            row = self.data[name] = self.recipe.read(ConfigReader(row))
         return row  # type: ignore[no-any-return]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 @dataclass(frozen=True)
@@ -92,7 +75,8 @@ class Recipe:
     def __post_init__(self) -> None:
         derived: Settings = {}
         if not isinstance(self.sizes, PublishedSizes):
-            derived["sizes"] = PublishedSizes(self.sizes, self)
+            derived["sizes"] = PublishedSizes()
+            derived["sizes"].data, derived["sizes"].recipe = dict(self.sizes), self
         if self.words and not self.read_config:
             derived |= {"read_config": self.words.decode, "write_config": self.words.encode}
         if self.family and not self.architectures:
@@ -140,3 +124,22 @@ class BothWays(Protocol):
     def decode(self, raw: ConfigReader) -> config.Model: ...
 
     def encode(self, model: Any) -> Settings: ...
+
+
+PAGES: dict[str, Recipe] = {}  # of the families here, once their modules are imported
+PUBLISHED: Settings = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
+"""Of each family here, its classes in transformers, its paper, tokenizer and checkpoint, and tables of
+its sizes: values in the order of ``words``, "-" for none, and the words of ``every`` size."""
+
+
+def page(name: str, **recipe: Any) -> Recipe:
+    """The recipe of a family here: what is published of it, and what its page says."""
+    entry, sizes = PUBLISHED[name], Settings()
+    stated = {key: tuple(x) if isinstance(x, list) else x for key, x in entry.items()}
+    for table in entry.get("sizes", ()):
+        for size, values in table["models"].items():
+            pairs = zip(table["words"].split(), values, strict=True)
+            row = {word: value for word, value in pairs if value != "-"}
+            sizes[size] = table.get("every", {}) | row
+    PAGES[name] = Recipe(name, **stated | {"sizes": sizes} | recipe)
+    return PAGES[name]

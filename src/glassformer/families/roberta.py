@@ -8,7 +8,6 @@ config and the same names, so that a model of which nothing else is known is wri
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from ..core.config.embed_head import Embed
 from ..core.config.model import Encoder, stacks
@@ -17,7 +16,6 @@ from . import encoder_pages
 from .bert import BLOCK
 from .bert import KEYS as BERT_KEYS
 from .encoder_pages import (
-    HEADS,
     encoder,
     ends,
     moved,
@@ -25,7 +23,7 @@ from .encoder_pages import (
 )
 from .keys import MOST_POSITIONS, MOST_TOKENS, ConfigWords, Key, Section, revise
 from .names import NameRule, Table
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Recipe, Settings, page
 
 WORDS, LABEL = "lm_head", "classifier"
 
@@ -98,76 +96,12 @@ def with_ends(
 TEMPLATE = encoder(BLOCK, Learned(64, start=2), Embed(64, segments=1))
 
 
-def recipe(name: str, family: str, paper: str, tokenizer: str, published: Any) -> Recipe:
+def recipe(name: str, family: str) -> Recipe:
     """The recipe of a family with RoBERTa's config and names."""
-    return Recipe(
-        name=name,
-        paper=paper,
-        sizes=published,
-        family=family,
-        heads=HEADS,
-        tokenizer=tokenizer,
-        words=ConfigWords(
-            TEMPLATE, KEYS, [with_head(family, "roberta"), Section(encode=write_positions)]
-        ),
-        weights=table,
-        fixed=("pad_token_id",),
-    )
+    sections = [with_head(family, "roberta"), Section(encode=write_positions)]
+    return page(name, words=ConfigWords(TEMPLATE, KEYS, sections), weights=table)
 
 
-ROBERTA = recipe(
-    "roberta",
-    "Roberta",
-    "Liu et al. 2019, RoBERTa: A Robustly Optimized BERT Pretraining Approach (arXiv 1907.11692)",
-    "FacebookAI/roberta-base (byte-level BPE)",
-    sizes(
-        """
-            hidden_size num_hidden_layers num_attention_heads intermediate_size
-            base   768  12 12 3072
-            large  1024 24 16 4096
-            distil 768  6  12 3072
-            """,
-        type_vocab_size=1,
-        vocab_size=50_265,
-        layer_norm_eps=1e-05,
-        architectures=["RobertaForMaskedLM"],
-        max_position_embeddings=514,
-    ),
-)
-CAMEMBERT = recipe(
-    "camembert",
-    "Camembert",
-    "Martin et al. 2019, CamemBERT: a Tasty French Language Model (arXiv 1911.03894)",
-    "almanach/camembert-base (SentencePiece)",
-    sizes(
-        """
-            hidden_size num_hidden_layers num_attention_heads intermediate_size
-            base  768  12 12 3072
-            large 1024 24 16 4096
-            """,
-        type_vocab_size=1,
-        vocab_size=32_005,
-        layer_norm_eps=1e-05,
-        architectures=["CamembertForMaskedLM"],
-        max_position_embeddings=514,
-    ),
-)
-XLM_ROBERTA = recipe(
-    "xlm-roberta",
-    "XLMRoberta",
-    "Conneau et al. 2019, Unsupervised Cross-lingual Representation Learning at Scale (arXiv "
-    "1911.02116); Chen et al. 2024, BGE M3",
-    "FacebookAI/xlm-roberta-base (SentencePiece)",
-    sizes(
-        """
-            hidden_size num_hidden_layers num_attention_heads intermediate_size architectures \
-            max_position_embeddings sentence_vectors
-            base   768  12 12 3072 ["XLMRobertaForMaskedLM"] 514  -
-            large  1024 24 16 4096 ["XLMRobertaForMaskedLM"] 514  -
-            bge-m3 1024 24 16 4096 -                         8194 {"pooling":"cls","normalize":true}
-            """,
-        type_vocab_size=1,
-        vocab_size=250_002,
-        layer_norm_eps=1e-05,
-    ),
-)
+ROBERTA = recipe("roberta", "Roberta")
+CAMEMBERT = recipe("camembert", "Camembert")
+XLM_ROBERTA = recipe("xlm-roberta", "XLMRoberta")

@@ -14,7 +14,7 @@ from .decoder_pages import NO_NAMES, OURS, blocks_of, decoder, first_layer, stac
 from .keys import MOST_BLOCKS, MOST_HIDDEN, ConfigWords, Section, keys
 from .mixers import ChannelMix, TimeMix
 from .names import NameRule, Names, Table, placed, under
-from .recipe import ConfigReader, Recipe, Settings, sizes, tile
+from .recipe import ConfigReader, Settings, page, tile
 
 MIXER: Any = TimeMix(1)
 LAST_EPS = 1e-5  # of the last norm, whatever a file says
@@ -114,22 +114,4 @@ def weights(model: Model) -> Table:
     return replace(TIME, rules=tuple(dict.fromkeys(rules)))
 
 
-RWKV = Recipe(
-    name="rwkv",
-    paper="Peng et al. 2023, RWKV: Reinventing RNNs for the Transformer Era (arXiv 2305.13048)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers
-        169m 768  12
-        430m 1024 24
-        1.5b 2048 24
-        3b   2560 -
-        7b   4096 -
-        14b  5120 40
-        """,
-    ),
-    tokenizer="RWKV/rwkv-4-169m-pile",
-    words=WORDS,
-    family="Rwkv",
-    weights=weights,
-)
+RWKV = page("rwkv", words=WORDS, weights=weights)

@@ -22,7 +22,7 @@ from .decoder_pages import (
     words,
 )
 from .keys import only
-from .recipe import ConfigReader, Recipe, Settings, sizes
+from .recipe import ConfigReader, Settings, page
 
 
 def _still(raw: ConfigReader, depth: int) -> list[bool]:
@@ -41,7 +41,9 @@ def _write_still(still: Sequence[bool]) -> Settings:
 
 WORDS = words(
     decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
-    only("use_sliding_window", False, "no block of a SmolLM3 slides a window"),
+    *only(
+        use_sliding_window=(False, "no block of a SmolLM3 slides a window"),
+    ),
     rotary(2e6),
     variant("position", NoPosition(), LayerChoice(_still, _write_still)),
     max_position_embeddings=32_768,
@@ -51,19 +53,4 @@ WORDS = words(
     mlp_bias=False,
 )
 
-SMOLLM3 = Recipe(
-    name="smollm3",
-    paper="Bakouch et al. 2025, SmolLM3: smol, multilingual, long-context reasoner",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers num_attention_heads intermediate_size \
-        max_position_embeddings vocab_size
-        3b 2048 36 16 11008 65536 128256
-        """,
-        rope_theta=5000000.0,
-    ),
-    tokenizer="HuggingFaceTB/SmolLM3-3B",
-    words=WORDS,
-    family="SmolLM3",
-    weights=LLAMA_TABLE,
-)
+SMOLLM3 = page("smollm3", words=WORDS, weights=LLAMA_TABLE)

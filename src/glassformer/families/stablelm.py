@@ -5,11 +5,13 @@ from __future__ import annotations
 from ..core.config import Attention, Block, GatedMLP, LayerNorm, Rotary
 from .decoder_pages import LLAMA_TABLE, decoder, rotary, words
 from .keys import Key, only
-from .recipe import Recipe, sizes
+from .recipe import page
 
 WORDS = words(
     decoder(Block(Attention(1, out_bias=False), GatedMLP(1), LayerNorm()), Rotary()),
-    only("qk_layernorm", False, "a norm of queries here has one gain for all heads"),
+    *only(
+        qk_layernorm=(False, "a norm of queries here has one gain for all heads"),
+    ),
     Key(
         "use_parallel_residual",
         "place",
@@ -25,19 +27,4 @@ WORDS = words(
     use_qkv_bias=(False, "attention.bias"),
 )
 
-STABLELM = Recipe(
-    name="stablelm",
-    paper="Bellagente et al. 2024, Stable LM 2 1.6B Technical Report (arXiv 2402.17834)",
-    sizes=sizes(
-        """
-        hidden_size num_hidden_layers intermediate_size vocab_size use_qkv_bias
-        3b-4e1t 2560 32 6912 50304  -
-        2-1.6b  2048 24 5632 100352 true
-        """,
-        num_attention_heads=32,
-    ),
-    tokenizer="stabilityai/stablelm-2-1_6b",
-    words=WORDS,
-    family="StableLm",
-    weights=LLAMA_TABLE,
-)
+STABLELM = page("stablelm", words=WORDS, weights=LLAMA_TABLE)

@@ -23,7 +23,7 @@ from ..core.config.model import (
 )
 from ..core.config.norm import RMSNorm
 from ..core.config.position import NoPosition, RelativeBias
-from ..core.errors import UserError
+from ..core.errors import need
 from .keys import (
     ACTIVATIONS,
     MOST_BLOCKS,
@@ -37,7 +37,7 @@ from .keys import (
 )
 from .names import NameRule, Table
 from .pair_pages import start, template
-from .recipe import MISSING, ConfigReader, Recipe, Settings, sizes
+from .recipe import MISSING, ConfigReader, Settings, page
 
 WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
 
@@ -66,16 +66,15 @@ def _feedforward(raw: ConfigReader) -> MLP | GatedMLP:
 def _write_feedforward(mlp: Settings) -> str:
     mlp = mlp.get("expert", mlp)
     names = {act: name for name, act in reversed(PROJECTIONS.items())}
-    kind = (mlp["type"] == "GatedMLP", mlp["act"])
-    if kind not in names:
-        raise UserError(
-            f"The t5 layout has no {'gated ' if kind[0] else ''}activation {mlp['act']}."
-        )
-    return names[kind]
+    gated, act = mlp["type"] == "GatedMLP", mlp["act"]
+    need((gated, act) in names, f"The t5 layout has no {'gated ' * gated}activation {act}.")
+    return names[gated, act]
 
 
 KEYS = (
-    only("is_decoder", False, "a T5 decoder here stands beside its encoder"),
+    *only(
+        is_decoder=(False, "a T5 decoder here stands beside its encoder"),
+    ),
     *keys(
         "d_model",
         d_kv=(64, "attention.head_dim cross.head_dim"),
@@ -146,11 +145,13 @@ def words(prefix: str, scales: bool = True, inside: bool = False, **defaults: An
 
 
 _ATTENTION = {"q": "q", "k": "k", "v": "v", "o": "out"}
-# of each side, the layers of a block in the file's words and in ours
+# of each side, the layers of a block in the file's words, with their numbers, and in ours
 _LAYERS = {
-    "encoder": {"SelfAttention": "attn", "DenseReluDense": "ffn"},
-    "decoder": {"SelfAttention": "attn", "EncDecAttention": "cross", "DenseReluDense": "ffn"},
+    "encoder": {"0.SelfAttention": "attn", "1.DenseReluDense": "ffn"},
+    "decoder": {"0.SelfAttention": "attn", "1.EncDecAttention": "cross", "2.DenseReluDense": "ffn"},
 }
+_SHARED = "shared.weight"
+_TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 def table(model: Model) -> Table:
@@ -158,74 +159,27 @@ def table(model: Model) -> Table:
     block = stacks(model)["encoder"].pattern[0]
     gated = isinstance(block.feedforward, GatedMLP)
     wide = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
+    bias = "layer.0.SelfAttention.relative_attention_bias"
     names = {"shared": "embed.token", "lm_head": "head.proj"}
     for side, layers in _LAYERS.items():
-        for number, (file_name, param_name) in enumerate(layers.items()):
-            file = f"{side}.block.{{i}}.layer.{number}"
-            param = f"{side}.blocks.{{i}}.{param_name}"
-            inner = {**wide, "wo": "down"} if param_name == "ffn" else _ATTENTION
-            names |= {f"{file}.{file_name}.{a}": f"{param}.{b}" for a, b in inner.items()}
-            names[f"{file}.layer_norm"] = f"{param}_norm"
-        bias = "layer.0.SelfAttention.relative_attention_bias"
-        if block.position:  # umT5: a table in each block
-            names[f"{side}.block.{{i}}.{bias}"] = f"{side}.blocks.{{i}}.position"
-        else:
-            names[f"{side}.block.0.{bias}"] = f"{side}.position"
-        names |= {f"{side}.final_layer_norm": f"{side}.last_norm"}
-    twins = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+        for file_name, name in layers.items():
+            file, param = f"{side}.block.{{i}}.layer.{file_name}", f"{side}.blocks.{{i}}.{name}"
+            inner = {**wide, "wo": "down"} if name == "ffn" else _ATTENTION
+            names |= {f"{file}.{a}": f"{param}.{b}" for a, b in inner.items()}
+            names[f"{file.rpartition('.')[0]}.layer_norm"] = f"{param}_norm"
+        names |= {
+            f"{side}.block.{{i}}.{bias}": f"{side}.blocks.{{i}}.position",  # umT5: in each block
+            f"{side}.block.0.{bias}": f"{side}.position",
+            f"{side}.final_layer_norm": f"{side}.last_norm",
+        }
     return Table(
         tuple(NameRule(f"{a}.weight", f"{b}.weight") for a, b in names.items()),
         # nothing ever read it
         ignore=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
-        copies=tuple((name, "shared.weight") for name in (*twins, "lm_head.weight")),
+        copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
         # files that keep the table under one of these
-        renamed=tuple((name, "shared.weight") for name in twins),
+        renamed=tuple((name, _SHARED) for name in _TWINS),
     )
 
 
-def published(prefix: str, table: str, **words: Any) -> dict[str, Settings]:
-    """Sizes, and those of ``table`` that are named for it as encoders alone."""
-    rows = sizes(table, **words)
-    alone = {"architectures": [prefix + ENCODER]}
-    return {name: row | (alone if name.endswith("encoder") else {}) for name, row in rows.items()}
-
-
-T5 = Recipe(
-    name="t5",
-    paper="Raffel et al. 2020 (arXiv 1910.10683); Shazeer 2020 (the gates of 1.1); Chung et al. "
-    "2022 (Flan)",
-    sizes=published(
-        "",
-        """
-        d_model num_layers num_heads d_ff d_kv feed_forward_proj tie_word_embeddings
-        small             512  6  8   2048  -   -                -
-        base              768  12 12  3072  -   -                -
-        large             1024 24 16  4096  -   -                -
-        3b                1024 24 32  16384 128 -                -
-        11b               1024 24 128 65536 128 -                -
-        1.1-small         512  8  6   1024  -   "gated-gelu_new" false
-        1.1-base          768  12 12  2048  -   "gated-gelu_new" false
-        1.1-large         1024 24 16  2816  -   "gated-gelu_new" false
-        1.1-xl            2048 24 32  5120  -   "gated-gelu_new" false
-        1.1-xxl           4096 24 64  10240 -   "gated-gelu_new" false
-        flan-small        512  8  6   1024  -   "gated-gelu_new" false
-        flan-base         768  12 12  2048  -   "gated-gelu_new" false
-        flan-large        1024 24 16  2816  -   "gated-gelu_new" false
-        flan-xl           2048 24 32  5120  -   "gated-gelu_new" false
-        flan-xxl          4096 24 64  10240 -   "gated-gelu_new" false
-        1.1-small-encoder 512  8  6   1024  -   "gated-gelu_new" -
-        1.1-base-encoder  768  12 12  2048  -   "gated-gelu_new" -
-        1.1-large-encoder 1024 24 16  2816  -   "gated-gelu_new" -
-        1.1-xl-encoder    2048 24 32  5120  -   "gated-gelu_new" -
-        1.1-xxl-encoder   4096 24 64  10240 -   "gated-gelu_new" -
-        """,
-        vocab_size=32_128,
-        layer_norm_epsilon=1e-05,
-    ),
-    architectures=(WHOLE, ENCODER, "T5WithLMHeadModel", "T5Model"),
-    model_type="t5",
-    tokenizer="spiece.model beside the published weights (Unigram, 100 sentinels)",
-    checkpoint="google-t5/t5-small",
-    words=words(""),
-    weights=table,
-)
+T5 = page("t5", words=words(""), weights=table)

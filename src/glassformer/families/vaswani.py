@@ -21,7 +21,7 @@ from ..core.config.norm import LayerNorm
 from ..core.config.position import Sinusoidal
 from .keys import MOST_TOKENS, ConfigWords, Key, Section, keys, only
 from .pair_pages import BOTH_SIDES, pair, pair_table, scale_key, start, template
-from .recipe import ConfigReader, Recipe, Settings
+from .recipe import ConfigReader, Settings, page
 
 BLOCK = Block(Attention(1, bias=True), MLP(1, "relu", bias=True), LayerNorm(), "post")
 
@@ -48,12 +48,14 @@ def _write_shared(model: Model) -> Settings:
 
 
 KEYS = (
-    only("share_encoder_decoder_embeddings", True, "both sides share one table here"),
-    only("tie_word_embeddings", True, "the head shares that table too"),
-    only("normalize_before", False, "norms come after here"),
-    only("normalize_embedding", False, "embeddings are not normed here"),
-    only("add_final_layer_norm", False, "the stacks end without a norm here"),
-    only("static_position_embeddings", True, "positions are sines here"),
+    *only(
+        share_encoder_decoder_embeddings=(True, "both sides share one table here"),
+        tie_word_embeddings=(True, "the head shares that table too"),
+        normalize_before=(False, "norms come after here"),
+        normalize_embedding=(False, "embeddings are not normed here"),
+        add_final_layer_norm=(False, "the stacks end without a norm here"),
+        static_position_embeddings=(True, "positions are sines here"),
+    ),
     *BOTH_SIDES,
     scale_key(False),
     # head_bias is a word of our own
@@ -73,20 +75,14 @@ def layout(model: Model) -> Model:
     return serial.change(model, {"head.bias": True})
 
 
-VASWANI = Recipe(
-    name="vaswani",
-    paper="Vaswani et al. 2017, Attention Is All You Need; Junczys-Dowmunt et al. 2018, Marian "
-    "(the layout)",
+VASWANI = page(
+    "vaswani",
     sizes={
         # Wu et al. 2021 (arXiv 2105.14462), for Multi30k
         "tiny": vaswani(128, 4, 4, 256, 10_000, 0.3),
         "base": vaswani(512, 6, 8, 2048, 37_000, 0.1),
         "big": vaswani(1024, 6, 16, 4096, 37_000, 0.3),
     },
-    architectures=("MarianMTModel",),
-    model_type="marian",
-    tokenizer="train your own, one for both languages",
-    checkpoint="Helsinki-NLP/opus-mt-en-de",
     words=WORDS,
     weights=pair_table(),
     layout=layout,

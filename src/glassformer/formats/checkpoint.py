@@ -62,6 +62,7 @@ TOKENIZERS = (
     "tokenizer.json",
     "tokenizer.model",
     "spiece.model",
+    "spm.model",
     "vocab.json",
     "encoder.json",
     "vocab.txt",

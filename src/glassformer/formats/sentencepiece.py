@@ -14,11 +14,13 @@ from ..core.errors import UserError, need
 from ..core.tokenizer.tokenizer_json import (
     Roles,
     Spec,
+    ids_of,
     make_spec,
     merges_by_rank,
 )
 from .byte_level import LONGEST, bpe, split
-from .tokenizer_forms import added_token
+from .tokenizer_forms import added_token, around
+from .wordpiece import flag
 
 MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -142,6 +144,28 @@ def read_tokenizer(data: bytes, source: str, sentinels: int = 0) -> tuple[Spec, 
     ]
     special = {id: pieces[id].text for id, piece in enumerate(pieces) if piece.kind in SPECIAL}
     return spec, {role: special.get(id) for role, id in model.role_ids.items()}
+
+
+def read_deberta(data: bytes, source: str, config: dict[str, Any]) -> tuple[Spec, Roles]:
+    """The tokenizer of DeBERTa's versions 2 and 3: [CLS] text [SEP], and [MASK] behind the
+    vocabulary where it is not in it."""
+    spec, roles = read_tokenizer(data, source)
+    for word in ("do_lower_case", "split_by_punct"):
+        need(
+            not flag(config, word, False),
+            f'"{word}" of the tokenizer_config.json beside {source} is not read here; give its '
+            "tokenizer.json.",
+        )
+    ids = ids_of(spec)
+    need(
+        {"[CLS]", "[SEP]"} <= ids.keys(),
+        f"{source} lacks [CLS] or [SEP], between which a text of DeBERTa stands; choose another file.",
+    )
+    if "[MASK]" not in ids:
+        spec["added_tokens"].append(added_token(len(ids), "[MASK]"))
+    names = {id: name for name, id in ids.items()}
+    spec["post_processor"] = around(ids["[CLS]"], ids["[SEP]"], names.__getitem__)
+    return spec, roles | {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
 def to_tokenizer_json(model: SentencePieceModel) -> Spec:

@@ -30,7 +30,7 @@ SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945
 SENTINELS_T5 = 100
 MERGES_OF = byte_level.FILES
 CASES = ("bert-cased", "bert-uncased")
-KINDS = (*byte_level.KINDS, *CASES, "t5", "esm")
+KINDS = (*byte_level.KINDS, *CASES, "t5", "deberta", "esm")
 CLASSES = {"Qwen2Tokenizer": "qwen", "T5Tokenizer": "t5", "EsmTokenizer": "esm"}
 """The classes of `transformers` whose files mean something else than what they say alone, and what
 that is."""
@@ -38,7 +38,7 @@ ROBERTA = ("roberta", "bart", "led", "longformer")
 """The types of models whose vocab.json and merges.txt are framed as RoBERTa's."""
 PLAIN = """
 PreTrainedTokenizer PythonBackend TokenizersBackend SentencePieceBackend GPT2Tokenizer RobertaTokenizer BartTokenizer
-LEDTokenizer LongformerTokenizer CodeGenTokenizer BertTokenizer DistilBertTokenizer ElectraTokenizer
+LEDTokenizer LongformerTokenizer CodeGenTokenizer BertTokenizer DistilBertTokenizer ElectraTokenizer DebertaV2Tokenizer
 MobileBertTokenizer ConvBertTokenizer SqueezeBertTokenizer RetriBertTokenizer LayoutLMTokenizer LxmertTokenizer
 DPRQuestionEncoderTokenizer DPRContextEncoderTokenizer DPRReaderTokenizer LlamaTokenizer GemmaTokenizer
 """
@@ -50,7 +50,7 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
 
     Formats: tokenizer.json; vocab.json with merges.txt, encoder.json with vocab.bpe; tiktoken ranks
     (also as tokenizer.model); SentencePiece .model; WordPiece vocab.txt; the vocabulary in a GGUF
-    file. ``kind`` (gpt2, cl100k, o200k, llama3, qwen, bert-cased, bert-uncased, t5, esm) decides
+    file. ``kind`` (gpt2, cl100k, o200k, llama3, qwen, bert-cased, bert-uncased, t5, deberta, esm) decides
     where the file does not say; a tokenizer.json says everything. Raises UserError.
     """
     path = Path(path).expanduser()
@@ -96,7 +96,8 @@ def read_template(path: Path) -> str:
 
 def _find(folder: Path) -> Path:
     """The tokenizer's file in a folder, the most explicit format first."""
-    for name in ("tokenizer.json", *MERGES_OF, "tokenizer.model", "spiece.model", "vocab.txt"):
+    models = ("tokenizer.model", "spiece.model", "spm.model")
+    for name in ("tokenizer.json", *MERGES_OF, *models, "vocab.txt"):
         complete = name not in MERGES_OF or files.path_kind(folder / MERGES_OF[name])
         if files.path_kind(folder / name) == "file" and complete:
             return folder / name
@@ -150,8 +151,11 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
         file_kind = _kind(kind, byte_level.KINDS, config, path)
         return byte_level.read_ranks(data, file_kind, source), {}
     if path.suffix == ".model" or start[:1] == b"\n":
-        is_t5 = hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5
-        is_t5 |= _kind(kind, ("t5",), config, path) == "t5"
+        file_kind = _kind(kind, ("t5", "deberta"), config, path)
+        is_deberta = kind is None and _model(config, path) in ("deberta-v2", "debertav2")
+        if is_deberta or file_kind == "deberta":
+            return sentencepiece.read_deberta(data, source, config)
+        is_t5 = file_kind == "t5" or hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5
         sentinels = config.get("extra_ids", SENTINELS_T5) if is_t5 else 0
         if type(sentinels) is not int or not 0 <= sentinels <= 10000:
             raise UserError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,9 +11,9 @@ from torch.nn import functional as F
 from ...core.nn.attention import Attention
 from ...core.nn.build import builds
 from ...core.nn.flow import Flow
-from ...core.nn.layers import fused_linear, linear
+from ...core.nn.layers import fused_linear
 from ..mixers import GatedAttention, GatedDelta
-from .scan import GatedNorm, StateMixer, States, scan, split_heads
+from .scan import GatedNorm, ShapedModule, StateMixer, States, scan, split_heads
 
 
 @builds(GatedDelta)
@@ -63,12 +65,10 @@ def unit(x: Tensor) -> Tensor:
 
 
 @builds(GatedAttention)
-class GatedAttentionModule(Attention):
+class GatedAttentionModule(ShapedModule, Attention):
     """out(z * sigmoid(gate(x)))."""
 
-    def __init__(self, cfg: GatedAttention, dim: int, causal: bool, dropout: float) -> None:
-        super().__init__(cfg, dim, causal, dropout)
-        self.gate = linear(dim, self.heads * self.head_dim, cfg.bias)
+    gate: Any
 
     def finish(self, z: Tensor, x: Tensor) -> Tensor:
         """The mixture z (B, H, T, D), gated by each token of x (B, T, C)."""

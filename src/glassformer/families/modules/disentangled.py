@@ -23,7 +23,7 @@ from ...core.nn.layers import norm
 from ...core.nn.mask import Mask
 from ...core.nn.position import Position
 from ..disentangled import DisentangledAttention, RelativeEmbedding
-from .scan import add_layers
+from .scan import ShapedModule, add_layers
 
 
 @builds(RelativeEmbedding)
@@ -71,7 +71,7 @@ class Scores(NamedTuple):
 
 
 @builds(DisentangledAttention)
-class DisentangledAttentionModule(Attention):
+class DisentangledAttentionModule(ShapedModule, Attention):
     """Attention with scores of distances beside those of content."""
 
     pos_k: Any
@@ -79,10 +79,9 @@ class DisentangledAttentionModule(Attention):
 
     def __init__(self, cfg: DisentangledAttention, dim: int, causal: bool, dropout: float) -> None:
         super().__init__(cfg, dim, causal, dropout)
-        self.cfg = cfg
         if not cfg.key_bias:
             del self.k
-        add_layers(self, cfg.shapes(dim))
+            add_layers(self, cfg.shapes(dim))
 
     def attend(
         self,

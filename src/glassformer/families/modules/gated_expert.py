@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ...core.nn.build import builds
 from ...core.nn.flow import Flow
-from ...core.nn.layers import GatedMLP, fused_linear, linear
+from ...core.nn.layers import GatedMLP, fused_linear
 from ..gated_expert import GatedExpert
+from .scan import ShapedModule
 
 
 @builds(GatedExpert)
-class GatedExpertModule(GatedMLP):
+class GatedExpertModule(ShapedModule, GatedMLP):
     """down(act(gate(x)) * up(x) * sigmoid(share(x)))."""
 
     exact = ("share",)
 
-    def __init__(self, cfg: GatedExpert, dim: int) -> None:
-        super().__init__(cfg, dim)
-        self.share = linear(dim, 1, bias=False)
+    share: Any
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         x = flow.look(self, "in", x)

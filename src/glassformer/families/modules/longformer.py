@@ -19,7 +19,7 @@ from ...core.nn.flow import Flow
 from ...core.nn.mask import Mask
 from ...core.nn.position import Position
 from ..longformer import GlobalTokens, LongformerAttention, SideTable
-from .scan import add_layers
+from .scan import ShapedModule
 
 builds(GlobalTokens)(GlobalTokens.allows)
 ALL = Full()
@@ -31,7 +31,7 @@ class SideTableModule(Learned):
 
 
 @builds(LongformerAttention)
-class LongformerAttentionModule(Attention):
+class LongformerAttentionModule(ShapedModule, Attention):
     """Attention within the mask, and of global tokens to every token."""
 
     q_global: Any
@@ -44,7 +44,6 @@ class LongformerAttentionModule(Attention):
             not causal, "LongformerAttention reads both sides; give it a stack with causal = false."
         )
         self.tokens = cfg.global_tokens
-        add_layers(self, cfg.shapes(dim))
 
     def mix(self, x: Tensor, flow: Flow, position: Position, kv: Any) -> Tensor:
         """x (B, T, C) -> the mixture of values that each head makes for each token (B, H, T, D)."""

@@ -17,17 +17,16 @@ from ...core.nn.build import builds
 from ...core.nn.experts import Dispatch, MoE
 from ...core.nn.flow import Flow
 from ..routed import RoutedMoE, ScaledInputMoE
+from .scan import ShapedModule
 
 
 @builds(RoutedMoE)
-class RoutedMoEModule(MoE):
+class RoutedMoEModule(ShapedModule, MoE):
     """A mixture of experts with the choice of a ``RoutedMoE``."""
 
     cfg: RoutedMoE
 
-    def __init__(self, cfg: RoutedMoE, dim: int) -> None:
-        super().__init__(cfg, dim)
-        self.correction = nn.Parameter(torch.empty(cfg.experts)) if cfg.correction else None
+    correction: Tensor
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, T, E) -> the weights and the numbers of each token's experts (B, T, K)."""
@@ -36,7 +35,7 @@ class RoutedMoEModule(MoE):
             router_probs = whole_vectors(logits).sigmoid()[..., : cfg.experts]
         else:
             router_probs = logits.softmax(-1)
-        ranks = router_probs if self.correction is None else router_probs + self.correction.detach()
+        ranks = router_probs + self.correction.detach() if cfg.correction else router_probs
         if cfg.top_groups < cfg.groups:
             ranks = self.best_groups(ranks)
         chosen = ranks.topk(cfg.top_k, dim=-1).indices
@@ -61,7 +60,7 @@ class RoutedMoEModule(MoE):
         return groups.masked_fill(out[..., None], float("-inf")).flatten(-2)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
-        if self.correction is not None:
+        if self.cfg.correction:
             nn.init.zeros_(self.correction)
 
 

@@ -53,22 +53,16 @@ def forgetting_mean(
         piece = slice(first, first + CHUNK)
         is_token = F.pad(pos[:, piece] >= 0, (1, 0), value=True)
         # the state stands before the tokens, as one more of their document
-        keys, values = (
-            torch.cat((total[:, None], k[:, piece]), 1),
-            torch.cat((mean[:, None], v[:, piece]), 1),
-        )
+        keys = torch.cat((total[:, None], k[:, piece]), 1)
+        values = torch.cat((mean[:, None], v[:, piece]), 1)
         document, number = F.pad(pos[:, piece] == 0, (1, 0)).cumsum(1), is_token.cumsum(1)
         # rows: the tokens, and what comes after them
-        reads = torch.cat((document[:, 1:], document[:, -1:]), 1)[:, :, None]
-        age = torch.cat((number[:, 1:], number[:, -1:] + 1), 1)[:, :, None] - number[:, None] - 1
-        visible = (reads == document[:, None]) & is_token[:, None] & (age >= 0)
-        age, itself = (
-            age[..., None],
-            torch.eye(keys.shape[1], device=k.device).roll(1, 1)[..., None],
-        )
-        scores = torch.where(visible[..., None], keys[:, None] - decay * age, NEVER)
-        itself[-1] = 0
-        scores = torch.where(itself > 0, keys[:, None] + bonus, scores)
+        reads = torch.cat((document[:, 1:], document[:, -1:]), 1)
+        age = number[:, :, None] - number[:, None]
+        visible = (reads[:, :, None] == document[:, None]) & is_token[:, None] & (age >= 0)
+        scores = torch.where(visible[..., None], keys[:, None] - decay * age[..., None], NEVER)
+        itself = torch.ones(keys.shape[1] - 1, device=k.device).diag(1) > 0
+        scores = torch.where(itself[..., None], keys[:, None] + bonus, scores)
         result = (scores.softmax(2) * values[:, None]).sum(2)
         means.append(result[:, :-1])
         total, mean = scores[:, -1].logsumexp(1), result[:, -1]

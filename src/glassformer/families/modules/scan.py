@@ -28,20 +28,25 @@ States: TypeAlias = tuple[Tensor, ...]  # that a cache keeps; () before a text b
 def add_layers(module: nn.Module, shapes: Shapes) -> None:
     """Gives a module the parameters, matrices and convolutions of ``shapes`` that it lacks."""
     for name, shape in shapes.items():
-        layer, _, end = name.rpartition(".")
+        layer, _, end = name.partition(".")
         bias = f"{layer}.bias" in shapes
-        if hasattr(module, layer or name):
+        if hasattr(module, layer):
             continue
-        if not layer:
+        if not end:
             setattr(module, name, nn.Parameter(torch.empty(shape)))
-        elif end == "weight" and len(shape) > 1:
-            setattr(
-                module,
-                layer,
-                linear(*shape[::-1], bias)
-                if len(shape) == 2
-                else CausalConv(shape[0], shape[2], bias),
-            )
+        elif len(shape) == 2:
+            setattr(module, layer, linear(*shape[::-1], bias))
+        elif len(shape) == 3:
+            setattr(module, layer, CausalConv(shape[0], shape[2], bias))
+
+
+class ShapedModule(nn.Module):
+    """A module that has the layers of its config's shapes beside those of the class after this one."""
+
+    def __init__(self, cfg: Any, dim: int, *place: Any) -> None:
+        super().__init__(cfg, dim, *place)
+        self.cfg: Any = cfg
+        add_layers(self, cfg.shapes(dim, *place))
 
 
 class StateMixer(TracedModule):
@@ -125,8 +130,9 @@ def convolve(
     total = x[:, taps - 1 :] * weight[:, 0, -1]
     for back in range(1, taps):
         earlier = x[:, taps - 1 - back : taps - 1 - back + columns]
-        earlier = torch.where((pos >= back)[..., None], earlier, 0.0)
-        total = total + earlier * weight[:, 0, -1 - back]
+        if not flow.contiguous:
+            earlier = torch.where((pos >= back)[..., None], earlier, 0.0)
+        total = torch.addcmul(total, earlier, weight[:, 0, -1 - back])
     if bias is not None:
         total = total + bias
     last = x[:, columns:]
@@ -155,14 +161,15 @@ def scan(
     rows, heads, columns, size = k.shape
     if state is None:
         state = v.new_zeros(rows, heads, size, v.shape[-1])
-    pos = flow.pos.expand(rows, columns)
-    is_token = (pos >= 0)[:, None]
-    decay = torch.where(is_token, decay, 0.0)
-    k = torch.where(is_token[..., None], k, 0.0)
-    outputs = []
+    outputs, document = [], None
+    if not flow.contiguous:
+        pos = flow.pos.expand(rows, columns)[:, None]
+        decay = torch.where(pos >= 0, decay, 0.0)
+        k = torch.where((pos >= 0)[..., None], k, 0.0)
     for first in range(0, columns, CHUNK):
         piece = slice(first, first + CHUNK)
-        document = (pos[:, piece] == 0).cumsum(1)[:, None]  # (B, 1, L)
+        if not flow.contiguous:
+            document = (pos[..., piece] == 0).cumsum(-1)  # (B, 1, L)
         output, state = _chunk(
             q[:, :, piece],
             k[:, :, piece],
@@ -181,18 +188,19 @@ def _chunk(
     k: Tensor,
     v: Tensor,
     decay: Tensor,
-    document: Tensor,
+    document: Tensor | None,
     state: Tensor,
     beta: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """``scan`` of one chunk; ``document`` (B, 1, L) counts those that begin in it."""
+    """``scan`` of one chunk; ``document`` (B, 1, L) counts those that begin in it, None: none does."""
     length = decay.shape[-1]
     # what is left at row t of what was written at column s: exp of the decays between
     steps = decay[..., None].expand(*decay.shape, length).tril(-1).cumsum(-2)
-    between = (document[..., None] == document[..., None, :]).tril()
-    weight = torch.where(between, steps, -torch.inf).exp()
-    # of what the state holds before the chunk
-    entered = torch.where(document == 0, decay.cumsum(-1), -torch.inf).exp()[..., None]
+    weight = steps.exp().tril()
+    entered = decay.cumsum(-1).exp()[..., None]  # of what the state holds before the chunk
+    if document is not None:
+        weight = weight * (document[..., None] == document[..., None, :])
+        entered = entered * (document == 0)[..., None]
     if beta is not None:
         write = beta[..., None]
         overlap = (write * (k @ k.mT) * weight).tril(-1)

@@ -5,31 +5,27 @@ B batch, T queries, S keys, H heads, D head dim, E experts.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.nn.attention import Attention
 from ...core.nn.build import builds
-from ...core.nn.dropout import dropout
-from ...core.nn.engines import Look, fold_groups
+from ...core.nn.engines import AttentionInputs, Look, eager_attention
 from ...core.nn.experts import MoE
 from ...core.nn.flow import Flow
 from ...core.nn.layers import linear
 from ...core.nn.mask import Mask
 from ...core.nn.position import Position
 from ..sinks import ClampedMoE, SinkAttention
+from .scan import ShapedModule
 
 
 @builds(SinkAttention)
-class SinkAttentionModule(Attention):
+class SinkAttentionModule(ShapedModule, Attention):
     """softmax over the scores of keys and the sink; the sink's share adds no value."""
 
-    def __init__(self, cfg: SinkAttention, dim: int, causal: bool, dropout: float) -> None:
-        super().__init__(cfg, dim, causal, dropout)
-        self.sinks = nn.Parameter(torch.empty(cfg.heads))
+    sinks: Tensor
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         """Draws the sinks as other weights."""
@@ -45,22 +41,32 @@ class SinkAttentionModule(Attention):
         position: Position | None = None,
     ) -> Tensor:
         """softmax(q k^T, sink) v -> (B, H, T, D), every score in memory."""
-        bias = None if position is None else mask.bias(position)
         if flow.watches(self, "scores", "pattern"):
             flow.keys(mask.k_pos, mask.dense)
-        look: Look = partial(flow.look, self)
-        qk = (fold_groups(q, k.shape[1]) @ k.transpose(-1, -2)).view(*q.shape[:3], -1)
-        scaled = qk * self.scale
-        capped = scaled if self.softcap is None else self.softcap * (scaled / self.softcap).tanh()
-        biased = capped if bias is None else capped + bias
-        scores = look("scores", biased.masked_fill(~mask.dense(), float("-inf")))  # (B, H, T, S)
-        sink = self.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
-        wide = torch.promote_types(scores.dtype, torch.float32)
-        shares = torch.cat((scores, sink), -1).softmax(-1, wide)[..., :-1]
-        pattern = look("pattern", shares.to(v.dtype))
-        if self.training and self.dropout > 0:
-            pattern = dropout(pattern, self.dropout)
-        return (fold_groups(pattern, k.shape[1]) @ v).view(*q.shape[:3], -1)
+        shares: list[Tensor] = []  # that the sinks leave to the keys
+
+        def look(name: str, x: Tensor) -> Tensor:
+            if name == "pattern":
+                return flow.look(self, name, x * shares[0].to(x.dtype))
+            x = flow.look(self, name, x)
+            wide = torch.promote_types(x.dtype, torch.float32)
+            sums = x.to(wide).logsumexp(-1, keepdim=True)
+            shares.append((sums - self.sinks.to(wide)[:, None, None]).sigmoid())
+            return x
+
+        return eager_attention(
+            AttentionInputs(
+                q,
+                k,
+                v,
+                mask,
+                None if position is None else mask.bias(position),
+                self.scale,
+                self.softcap,
+                self.dropout if self.training else 0.0,
+                look,
+            )
+        )
 
 
 @builds(ClampedMoE)

@@ -10,15 +10,12 @@ from ...core.nn.flow import Flow
 from ...core.nn.position import Position
 from ..mixers import TunedAttention
 from .routed import whole_vectors
+from .scan import ShapedModule
 
 
 @builds(TunedAttention)
-class TunedAttentionModule(Attention):
+class TunedAttentionModule(ShapedModule, Attention):
     """Attention of queries that grow with position."""
-
-    def __init__(self, cfg: TunedAttention, dim: int, causal: bool, dropout: float) -> None:
-        super().__init__(cfg, dim, causal, dropout)
-        self.cfg = cfg
 
     def qkv(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) -> queries (B, H, T, D), grown by position, keys and values (B, K, T, D)."""

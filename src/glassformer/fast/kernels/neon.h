@@ -12,9 +12,9 @@ enum { INT_ROWS = 4, FLOAT_ROWS = 6, QUERY_ROWS = 2, PANELS = 1 };
 // A result of four registers; the expression says what number i is.
 #define FOUR(type, expression)                                                                                         \
     ({                                                                                                                 \
-        type y;                                                                                                        \
-        UNROLL for (int i = 0; i < 4; i++) y.v[i] = (expression);                                                      \
-        y;                                                                                                             \
+        type four;                                                                                                     \
+        UNROLL for (int i = 0; i < 4; i++) four.v[i] = (expression);                                                   \
+        four;                                                                                                          \
     })
 INLINE floats all(float x) { return FOUR(floats, vdupq_n_f32(x)); }
 INLINE floats zeros(void) { return all(0); }

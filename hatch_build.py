@@ -121,9 +121,7 @@ def compilers(target: str) -> list[list[str]]:
     """Commands that compile C for a machine, the first choice first."""
     zig = [[sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[target].zig]]
     return zig * (importlib.util.find_spec("ziglang") is not None) + [
-        [name]
-        for name in ("cc", "gcc", "clang")
-        if target == machine() and shutil.which(name)
+        [name] for name in ("cc", "gcc", "clang") if target == machine() and shutil.which(name)
     ]
 
 
@@ -138,7 +136,11 @@ def build(target: str | None = None) -> list[str] | None:
     stamp = library.with_suffix(".stamp")
     for compiler in compilers(target):
         try:
-            if library.exists() and stamp.exists() and stamp.read_text() == _stamp(compiler, library):
+            if (
+                library.exists()
+                and stamp.exists()
+                and stamp.read_text() == _stamp(compiler, library)
+            ):
                 return compiler
             _compile(compiler, TARGETS[target].builds, library)
             stamp.write_text(_stamp(compiler, library))

@@ -113,7 +113,9 @@ def add_products(calls, build, rows, outputs, inputs):
             calls.add(f"matmul_{kind}", build, (*arguments, *sizes))
     scratch = torch.zeros(rows * inputs * 4 + 64, dtype=torch.uint8)
     for kind, pack, dtype in (("bf16", pack_bf16, torch.bfloat16), ("fp32", pack_fp32, None)):
-        weight, row = (item.to(dtype or torch.float32) for item in (torch.randn(outputs, inputs), x))
+        weight, row = (
+            item.to(dtype or torch.float32) for item in (torch.randn(outputs, inputs), x)
+        )
         y = reference.float_product(row, weight, bias).to(row.dtype)
         to = calls.expect((kind, rows, outputs, inputs), y)
         row = F.pad(row, (0, inputs % 2 if kind == "bf16" else 0))

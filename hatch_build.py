@@ -19,9 +19,8 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -50,8 +49,7 @@ PURE = "GLASSFORMER_PURE_WHEEL"  # set: a wheel without kernels, for any platfor
 TARGET = "GLASSFORMER_TARGET"  # set: a wheel for this machine of TARGETS
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A kind of machine: its name for zig, its builds with their flags, the tags of a wheel that
     zig compiled and of one that the system's compiler did."""
 

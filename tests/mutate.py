@@ -316,7 +316,6 @@ class Tree:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         compile_one = module._run
 

@@ -128,9 +128,11 @@ def pool() -> ctypes.c_void_p:
     A second pool would fight with torch's for the cores. macOS shows a library's functions to who
     names the library alone.
     """
-    name = Path(torch.__file__).parent / "lib/libomp.dylib" if sys.platform == "darwin" else None
+    omp = str(Path(torch.__file__).parent / "lib/libomp.dylib")
     try:
-        return ctypes.cast(ctypes.CDLL(name).GOMP_parallel, ctypes.c_void_p)
+        return ctypes.cast(
+            ctypes.CDLL(omp if sys.platform == "darwin" else None).GOMP_parallel, ctypes.c_void_p
+        )
     except (AttributeError, OSError, TypeError):
         return ctypes.c_void_p(None)
 

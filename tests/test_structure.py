@@ -38,7 +38,7 @@ TESTS = Path(__file__).parent
 TOPICS = {
     "recording": {"transformers"},
     "learn": {"hostile"},
-    "kernels": {"bounds"},
+    "kernels": {"arm", "bounds"},
     "browser": {
         "tour",
         "vectors",

@@ -2,11 +2,12 @@
 
     python tools/release.py --out dist
 
-An sdist and two wheels are built: one for Linux x86-64 with compiled kernels, and one for any other
-platform (Linux aarch64, macOS arm64), which computes with torch's operators. pip takes the first
-where it fits. Each package is installed in an environment of its own, where the command line prints
-its version, the small model generates, and kernels are as the wheel's tag says. The notes are the
-part of CHANGELOG.md about this version. Run it on Linux x86-64. Needs hatchling and ziglang.
+An sdist and four wheels are built: for Linux x86-64, Linux aarch64 and macOS arm64 with compiled
+kernels, by zig on any of them, and one for any other platform, which computes with torch's
+operators. pip takes the first that fits. Each package that this machine can run is installed in an
+environment of its own, where the command line prints its version, the small model generates, and
+kernels are as the wheel's tag says. The notes are the part of CHANGELOG.md about this version.
+Needs hatchling and ziglang.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hatch_build import PURE  # noqa: E402
+from hatch_build import PURE, TARGET, TARGETS, machine  # noqa: E402
 
 
 def notes(version: str) -> str:
@@ -70,11 +71,14 @@ def main() -> None:
     for old in out.glob("glassformer-*"):
         old.unlink()
     hatchling = [sys.executable, "-m", "hatchling", "build", "-d", out]
-    subprocess.run(hatchling, cwd=ROOT, check=True)
-    pure = {**os.environ, PURE: "1"}
-    subprocess.run([*hatchling, "-t", "wheel"], cwd=ROOT, check=True, env=pure)
+    subprocess.run([*hatchling, "-t", "sdist"], cwd=ROOT, check=True)
+    for variable, value in ((PURE, "1"), *((TARGET, name) for name in TARGETS)):
+        environment = {**os.environ, variable: value}
+        subprocess.run([*hatchling, "-t", "wheel"], cwd=ROOT, check=True, env=environment)
+    foreign = [target.tag for name, target in TARGETS.items() if name != machine()]
     for package in sorted(out.glob("glassformer-*")):
-        check(package, version, shlex.split(args.pip_args))
+        if not any(tag in package.name for tag in foreign):
+            check(package, version, shlex.split(args.pip_args))
     (out / "NOTES.md").write_text(text, encoding="utf-8")
     print(f"{out} holds what is released, and NOTES.md.")
 

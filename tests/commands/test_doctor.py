@@ -39,7 +39,7 @@ OLD = {"kernels": "torch", "builds": [], "features": [], "why": "This processor 
 @pytest.mark.parametrize(
     "changes, advice",
     [
-        ({"kernels": "torch", "builds": []}, "hatch_build.py"),
+        ({"kernels": "torch", "why": "libkernels.so is not there."}, "hatch_build.py"),
         (OLD, "This processor lacks avx2."),
         ({"threads": 1}, "1 of 2 cores compute"),
         ({"thread_pool": None}, "one core"),

@@ -15,7 +15,10 @@ from .common import CommandOutput, note_all, text_table
 
 EXAMPLES = ("glassformer doctor", "glassformer doctor --json", "glassformer doctor tiny-stories")
 USAGE = "glassformer doctor [MODEL] [--json]"
-GAINS = ("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+GAINS = (
+    *("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("neon", "dotprod", "i8mm", "bf16"),
+)
 """What a processor may have that products gain by; AMX is used by torch's own kernels alone."""
 COMPILE = (
     "The compiled kernels are missing, so int8, int4 and the engine are many times slower than "
@@ -146,10 +149,8 @@ def system_info() -> dict[str, Any]:
 def advice_for(values: dict[str, Any]) -> list[str]:
     """Returns advice on the findings, a sentence or two each; none where all is well."""
     advice = []
-    if values["kernels"] == "torch" and "x86_64" in values["system"]:
-        advice.append(
-            COMPILE if not values["builds"] and "avx2" in values["features"] else values["why"]
-        )
+    if values["kernels"] == "torch":
+        advice.append(COMPILE if "not there" in values["why"] else values["why"])
     if values["threads"] < values["cores"]:
         advice.append(
             f"{values['threads']} of {values['cores']} cores compute: OMP_NUM_THREADS or a "

@@ -4,7 +4,7 @@
 //         sum = the 32 products of whole numbers                       in int32, exact
 //         y += float(sum) * (weight's scale * row's scale)             in fp32, each step rounded
 //
-// vpdpbusd multiplies unsigned bytes by signed ones, so weights carry an offset (128 or 8). It is taken out again by
+// vpdpbusd and usdot multiply unsigned bytes by signed ones, so weights carry an offset (128 or 8). It is taken out by
 // starting each group's sum at -offset * (sum of the row's 32 numbers), which does not depend on the output.
 
 #pragma once
@@ -78,6 +78,50 @@ typedef struct { const uint8_t *first; long stride; const uint16_t *scales; } We
 
 enum { WIDE = GROUP * PANEL };  // bytes of a panel's group, of nibbles half
 
+#ifdef ROW_PAIRS
+
+// The products of a group: of R rows times a panel, eight inputs at a time of two rows, four of a last one.
+INLINE void add_products(const int R, const int P, const Kind kind, const Product *p, Weights weights, Weights next,
+                         long at, ints sum[INT_ROWS][PANELS]) {
+    _Static_assert(PANELS == 1, "a tile of one panel");
+    pairs both[INT_ROWS / 2];
+    UNROLL for (int r = 0; r < R / 2; r++) both[r] = paired(sum[2 * r][0], sum[2 * r + 1][0]);
+    UNROLL for (int k = 0; k < 8; k += 2) {
+        const ints w = weights_at(kind, weights.first, k), after = weights_at(kind, weights.first, k + 1);
+        const pairs two = paired(w, after);
+        fetch(next.first + (kind == BYTES ? 64 : 32) * k);
+        if (kind == BYTES) fetch(next.first + 64 * (k + 1));
+        UNROLL for (int r = 0; r < R; r++) {
+            const int8_t *x = p->whole + (at + r * p->groups) * GROUP + 4 * k;
+            if (r % 2 == 0 && r + 1 < R) both[r / 2] = dot8(both[r / 2], two, x, x + p->groups * GROUP);
+            else if (r % 2 == 0) sum[r][0] = dot4(dot4(sum[r][0], w, all_four(x)), after, all_four(x + 4));
+        }
+    }
+    UNROLL for (int r = 0; r < R / 2; r++)
+        sum[2 * r][0] = first_of(both[r]), sum[2 * r + 1][0] = second_of(both[r]);
+}
+
+#else
+
+// The products of a group: of R rows times P panels, four inputs of sixteen outputs at a time.
+INLINE void add_products(const int R, const int P, const Kind kind, const Product *p, Weights weights, Weights next,
+                         long at, ints sum[INT_ROWS][PANELS]) {
+    UNROLL for (int k = 0; k < 8; k++) {
+        ints w[PANELS];
+        UNROLL for (int i = 0; i < P; i++) {
+            w[i] = weights_at(kind, weights.first + i * weights.stride, k);
+            if (kind == BYTES || k < 4) fetch(next.first + i * next.stride + 64 * k);
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            ints x = all_four(p->whole + (at + r * p->groups) * GROUP + 4 * k);
+            UNROLL for (int i = 0; i < P; i++)
+                sum[r][i] = kind == BYTES ? dot4(sum[r][i], w[i], x) : dot4_small(sum[r][i], w[i], x);
+        }
+    }
+}
+
+#endif
+
 // R rows from `row` times P panels, of the groups `first` to `end`. The sums so far are in `sums`. Meanwhile the
 // weights `next`, which lie as they came, are fetched.
 INLINE void tile(const int R, const int P, const Kind kind, const Product *p, Weights weights, Weights next,
@@ -90,18 +134,7 @@ INLINE void tile(const int R, const int P, const Kind kind, const Product *p, We
         ints sum[INT_ROWS][PANELS];
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
             sum[r][i] = all_int(p->start[at + r * p->groups]);
-        UNROLL for (int k = 0; k < 8; k++) {
-            ints w[PANELS];
-            UNROLL for (int i = 0; i < P; i++) {
-                w[i] = weights_at(kind, weights.first + i * weights.stride, k);
-                if (kind == BYTES || k < 4) fetch(next.first + i * next.stride + 64 * k);
-            }
-            UNROLL for (int r = 0; r < R; r++) {
-                ints x = all_four(p->whole + (at + r * p->groups) * GROUP + 4 * k);
-                UNROLL for (int i = 0; i < P; i++)
-                    sum[r][i] = kind == BYTES ? dot4(sum[r][i], w[i], x) : dot4_small(sum[r][i], w[i], x);
-            }
-        }
+        add_products(R, P, kind, p, weights, next, at, sum);
         UNROLL for (int i = 0; i < P; i++) {
             floats scale = load_half(weights.scales + i * p->groups * PANEL);
             fetch(next.scales + i * p->groups * PANEL);

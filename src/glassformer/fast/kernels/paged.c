@@ -49,7 +49,7 @@ typedef struct { int first, end; } Seen;  // of a page's keys
 // V vectors of o (R, wide) += p (R, 32) times those of the values of the keys `seen`.
 INLINE void weigh_some(const int R, const int V, const int bf16, long wide, const char *values, Seen seen,
                        const float *p, float *o) {
-    floats sum[INT_ROWS][VECTORS];
+    floats sum[QUERY_ROWS][VECTORS];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < V; i++) sum[r][i] = load(o + r * wide + i * 16);
     for (int j = seen.first; j < seen.end; j++) {
         floats v[VECTORS];
@@ -125,7 +125,7 @@ static long first_seen(const Attention *a, long token) {
 INLINE void attend(const int R, const int bf16, const Attention *a, Query *q, long kv_head) {
     const long size = bf16 ? 2 : 4, steps = a->dim * size / 4, wide = a->wide;
     long page = q->first / PAGE, end = 0;
-    float o[INT_ROWS * wide], p[INT_ROWS * PAGE];
+    float o[QUERY_ROWS * wide], p[QUERY_ROWS * PAGE];
     memset(o, 0, sizeof o);
     UNROLL for (int r = 0; r < R; r++) {
         if (q[r].end > q[r].first && (end == 0 || q[r].first / PAGE < page)) page = q[r].first / PAGE;
@@ -135,7 +135,7 @@ INLINE void attend(const int R, const int bf16, const Attention *a, Query *q, lo
         const long id = a->tables[a->sequence[q->token] * a->width + page] * a->kv_heads + kv_head;
         const char *keys = (const char *)a->keys + id * steps * PAGE * 4;
         const char *values = (const char *)a->values + id * PAGE * wide * size;
-        floats low[INT_ROWS], high[INT_ROWS];
+        floats low[QUERY_ROWS], high[QUERY_ROWS];
         UNROLL for (int r = 0; r < R; r++) low[r] = high[r] = zeros();
         for (long d = 0; d < steps; d++) {
             ints first = load_ints(keys + d * PAGE * 4), second = load_ints(keys + d * PAGE * 4 + 64);
@@ -145,7 +145,7 @@ INLINE void attend(const int R, const int bf16, const Attention *a, Query *q, lo
                 high[r] = bf16 ? dot2(high[r], second, x) : mul_add(of_bits(x), of_bits(second), high[r]);
             }
         }
-        Seen seen[INT_ROWS], common = {0, PAGE};  // to all queries
+        Seen seen[QUERY_ROWS], common = {0, PAGE};  // to all queries
         UNROLL for (int r = 0; r < R; r++) {
             const long first = q[r].first - page * PAGE, last = q[r].end - page * PAGE;
             seen[r] = (Seen){first < 0 ? 0 : (int)first, last > PAGE ? PAGE : (int)last};
@@ -184,17 +184,17 @@ static void piece(const void *task, long number) {
     const Run *run = a->runs + text.first + within % text.count;
     const long group = a->heads / a->kv_heads, from = run->token, queries = (run[1].token - from) * group;
     long done = 0;
-    for (long left = (queries + INT_ROWS - 1) / INT_ROWS; left > 0; left--) {
+    for (long left = (queries + QUERY_ROWS - 1) / QUERY_ROWS; left > 0; left--) {
         const long rows = (queries - done) / left;
-        Query q[INT_ROWS];
+        Query q[QUERY_ROWS];
         for (long r = 0; r < rows; r++) {
             const long token = from + (done + r) / group, start = chunk * CHUNK_KEYS, first = first_seen(a, token);
             const long length = a->lengths[token], end = length < start + CHUNK_KEYS ? length : start + CHUNK_KEYS;
             const long head = kv_head * group + (done + r) % group;
             q[r] = (Query){token, head, first > start ? first : start, end, -INFINITY, 0};
         }
-        if (a->bf16) SWITCH_ROWS(rows, INT_ROWS, attend(R, 1, a, q, kv_head))
-        else SWITCH_ROWS(rows, INT_ROWS, attend(R, 0, a, q, kv_head))
+        if (a->bf16) SWITCH_ROWS(rows, QUERY_ROWS, attend(R, 1, a, q, kv_head))
+        else SWITCH_ROWS(rows, QUERY_ROWS, attend(R, 0, a, q, kv_head))
         done += rows;
     }
 }
@@ -222,8 +222,8 @@ EXPORT(paged_attention)(const void *q, const void *keys, const void *values, con
                         const int32_t *sequence, const int32_t *lengths, const float *bias, void *y, float *parts,
                         Run *runs, long tokens, long heads, long kv_heads, long dim, long wide, long width,
                         long window, long biases, long chunks, float scale, float softcap, int bf16, int threads) {
-    long together = 1, count = 0;  // tokens of a run: with all their heads they fill tiles of INT_ROWS
-    while (together * (heads / kv_heads) % INT_ROWS) together++;
+    long together = 1, count = 0;  // tokens of a run: with all their heads they fill tiles of QUERY_ROWS
+    while (together * (heads / kv_heads) % QUERY_ROWS) together++;
     for (long begin = 0, end; begin < tokens; begin = end) {
         for (end = begin + 1; end < tokens && sequence[end] == sequence[begin];) end++;
         const long own = (end - begin + together - 1) / together, first = count;

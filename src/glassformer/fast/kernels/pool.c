@@ -3,12 +3,16 @@
 
 #include "pool.h"
 
-#include <linux/futex.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#ifdef __linux__
+#include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#else
+#include <pthread.h>
+#endif
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -57,20 +61,52 @@ static void until_done(void *data) {
     for (long piece; (piece = atomic_fetch_add(&work->next, 1)) < work->pieces;) work->compute(work->task, piece);
 }
 
+static void pause_briefly(void) {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#else
+    __asm__ volatile("isb");  // tens of cycles, where `yield` costs one
+#endif
+}
+
+#ifdef __linux__
+static void sleep_while(Gate *gate, unsigned count) {
+    while (atomic_load(&gate->count) == count)
+        syscall(SYS_futex, &gate->count, FUTEX_WAIT_PRIVATE, count, NULL, NULL, 0);
+}
+
+static void wake(Gate *gate) { syscall(SYS_futex, &gate->count, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0); }
+#else
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of all gates
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+
+static void sleep_while(Gate *gate, unsigned count) {
+    pthread_mutex_lock(&lock);
+    while (atomic_load(&gate->count) == count) pthread_cond_wait(&moved, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+static void wake(Gate *gate) {
+    (void)gate;
+    pthread_mutex_lock(&lock);  // a sleeper that looked before the count moved waits already
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&lock);
+}
+#endif
+
 static void wait_beyond(Gate *gate, unsigned count) {
     for (int spin = 0; spin < SPINS; spin++) {
         if (atomic_load_explicit(&gate->count, memory_order_acquire) != count) return;
-        __builtin_ia32_pause();
+        pause_briefly();
     }
     atomic_fetch_add(&gate->sleepers, 1);  // before the last look: who moves the count looks for sleepers after it
-    while (atomic_load(&gate->count) == count)
-        syscall(SYS_futex, &gate->count, FUTEX_WAIT_PRIVATE, count, NULL, NULL, 0);
+    sleep_while(gate, count);
     atomic_fetch_sub(&gate->sleepers, 1);
 }
 
 static void move(Gate *gate) {
     atomic_fetch_add(&gate->count, 1);
-    if (atomic_load(&gate->sleepers)) syscall(SYS_futex, &gate->count, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
+    if (atomic_load(&gate->sleepers)) wake(gate);
 }
 
 // Compute pieces of the work under way, as long as there are any.

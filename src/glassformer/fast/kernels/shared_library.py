@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,15 +31,20 @@ BUILDS = {
     ),
     "avx512-vnni": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni"),
     "avx2": ("avx2", "fma3", "f16c"),
+    "neon-i8mm-bf16": ("neon", "dotprod", "i8mm", "bf16"),
+    "neon-dotprod": ("neon", "dotprod"),
+    "neon": ("neon",),
 }
 """The builds, best first, and what each asks of the processor."""
+ARM64 = ("aarch64", "arm64")
+ARM64_FEATURES = ("neon", "dotprod", "i8mm", "bf16")  # bits of kernels_features
+MACHINES = ("x86_64", "AMD64", *ARM64)
 
 _chosen: list[str] = []  # by ``use``; empty: the best
 
 
 def path() -> str:
-    """Which build computes: "avx512-vnni-bf16", "avx512-vnni", "avx2", or "torch" where none
-    can."""
+    """Which build computes: "avx512-vnni-bf16", ..., "neon", or "torch" where none can."""
     return _chosen[-1] if _chosen else (builds() or ["torch"])[0]
 
 
@@ -51,8 +57,8 @@ def reason() -> str:
             f"{NAME} is there, and {builds()[0]} is the best of its builds that this "
             "processor can run."
         )
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return f"The kernels are written for x86-64; this is {platform.machine()}."
+    if platform.machine() not in MACHINES:
+        return f"The kernels are written for x86-64 and ARM64; this is {platform.machine()}."
     if library() is None:
         return (
             f"{NAME} is not there, or of another version: it was not compiled when "
@@ -86,7 +92,11 @@ def builds() -> list[str]:
 
 @cache
 def features() -> dict[str, bool]:
-    """Instruction sets of the processor by torch's names: {"avx2": True, ...}."""
+    """Instruction sets of the processor by torch's names, on ARM64 by ARM's: {"avx2": True, ...}."""
+    lib = library()
+    if lib is not None and platform.machine() in ARM64:
+        bits = lib.kernels_features()
+        return {name: bool(bits >> i & 1) for i, name in enumerate(ARM64_FEATURES)}
     return {
         name: value
         for name, value in torch.cpu.get_capabilities().items()
@@ -98,7 +108,7 @@ def features() -> dict[str, bool]:
 def library() -> ctypes.CDLL | None:
     """The compiled library beside this file, with torch's thread pool in its hands; None where
     there is none."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() not in MACHINES:
         return None
     try:
         lib = ctypes.CDLL(str(resources.files(__package__) / NAME))
@@ -115,10 +125,14 @@ def pool() -> ctypes.c_void_p:
     """The function that runs another on all threads of torch's own OpenMP pool; null where torch
     brings none.
 
-    A second pool would fight with torch's for the cores.
+    A second pool would fight with torch's for the cores. macOS shows a library's functions to who
+    names the library alone.
     """
+    omp = str(Path(torch.__file__).parent / "lib/libomp.dylib")
     try:
-        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p)
+        return ctypes.cast(
+            ctypes.CDLL(omp if sys.platform == "darwin" else None).GOMP_parallel, ctypes.c_void_p
+        )
     except (AttributeError, OSError, TypeError):
         return ctypes.c_void_p(None)
 

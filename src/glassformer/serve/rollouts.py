@@ -20,7 +20,7 @@ from ..core.generation.sample import Sampling, log_probability
 from ..core.nn import Model, build_model, lora
 from ..core.training.loss import ONE_SHOT
 from ..fast import kernels
-from ..fast.training.sampled_order import Documents, hidden_states, sampled_order
+from ..fast.training.sampled_order import Documents, hidden_states, padded_states, sampled_order
 from .engine import Completion, Engine, Request
 
 if TYPE_CHECKING:
@@ -49,3 +49,37 @@ class Sampler:
             and kernels.path() != "torch"
             and all(isinstance(each.mask, EXACT) for each in cfg.decoder.attentions)
         )
+
+    def draw(
+        self, prompts: Sequence[Sequence[int]], count: int, max_new: int, seeds: Sequence[int]
+    ) -> list[list[Completion]]:
+        """``count`` continuations of each prompt, drawn from the model's own distribution; a prompt is
+        read once."""
+        with self.engine as engine:
+            requests = [
+                Request(prompt, sampling=Sampling(1.0), max_new=max_new, n=count, seed=seed)
+                for prompt, seed in zip(prompts, seeds, strict=True)
+            ]
+            handles = [engine.submit(request) for request in requests]
+            return [handle.result().completions for handle in handles]
+
+    def score(
+        self, model: Model, texts: Sequence[Sequence[int]], since: Sequence[int], exact: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The log-probabilities (N,) of each text's tokens from its ``since`` on, as training computes
+        them, and the mixtures' loss; ``exact``: with the sampler's bits."""
+        documents = Documents([text[:-1] for text in texts], self.engine.max_context)
+        view = sampled_order(model, self.engine.memory_plan.model) if exact else model
+        hidden, flow = hidden_states(view, documents) if exact else padded_states(view, documents)
+        first = torch.tensor(since)[documents.rows]
+        places = (documents.pos >= first - 1).nonzero()[:, 0]
+        targets = torch.tensor([token for text, n in zip(texts, since) for token in text[n:]])
+
+        def of(states: Tensor, tokens: Tensor) -> Tensor:
+            return log_probability(view.head(states[None], view.embed)[0], tokens)
+
+        rows = max(1, ONE_SHOT // model.config.embed.vocab)
+        pieces = zip(torch.split(hidden[places], rows), torch.split(targets, rows), strict=True)
+        once = len(targets) <= rows
+        logs = [of(*x) if once else checkpoint(of, *x, use_reentrant=False) for x in pieces]
+        return torch.cat(logs), sum(flow.aux.values()) if flow.aux else None

@@ -13,6 +13,7 @@ N tokens of D documents, H heads, K key-value heads, W head dim, C model dim.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -214,11 +215,23 @@ class Documents:
         return z.transpose(0, 1)[:, self.rows, self.pos][None]
 
 
-def hidden_states(view: Model, documents: Documents) -> Tensor:
-    """The last hidden states (N, C) of all tokens by a view that ``sampled_order`` made."""
-    tokens = torch.tensor([token for text in documents.texts for token in text])[None]
+def hidden_states(view: Any, documents: Documents) -> tuple[Tensor, Flow]:
+    """The last hidden states (N, C) of all tokens by a view that ``sampled_order`` made, and the
+    flow of the pass."""
+    tokens = torch.tensor([*itertools.chain(*documents.texts)])[None]
     flow = view.flow(tokens, documents.pos[None], documents.rows[None])
     flow.by_position = lambda key, make: documents.by_position(make)
     flow.engine = AttentionEngine("sampled", documents.attention, lambda inputs: True, None)
     hidden: Tensor = view.decoder(view.embed(tokens, flow), flow)
     return hidden[0], flow
+
+
+def padded_states(model: Any, documents: Documents) -> tuple[Tensor, Flow]:
+    """The same by the ordinary forward pass, a text a row; its bits are not the sampler's."""
+    tokens = torch.zeros_like(documents.padded)
+    tokens[documents.rows, documents.pos] = torch.tensor([*itertools.chain(*documents.texts)])
+    pos = torch.full_like(documents.padded, -1)
+    pos[documents.rows, documents.pos] = documents.pos
+    flow = model.flow(tokens, None if bool((pos >= 0).all()) else pos)
+    hidden = model.decoder(model.embed(tokens, flow), flow)
+    return hidden[documents.rows, documents.pos], flow

@@ -37,7 +37,7 @@ class Sampler:
         with torch.device("meta"):
             self.model = build_model(model.config).eval()
         self.model.load_state_dict(weights, assign=True, strict=False)
-        self.engine = Engine(self.model, tokenizer, max_context=context)
+        self.engine = Engine(self.model, tokenizer, max_context=context, max_queue=1 << 20)
 
     @property
     def exact(self) -> bool:
@@ -51,14 +51,19 @@ class Sampler:
         )
 
     def draw(
-        self, prompts: Sequence[Sequence[int]], count: int, max_new: int, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        count: int,
+        max_new: int,
+        seeds: Sequence[int] | None,
     ) -> list[list[Completion]]:
-        """``count`` continuations of each prompt, drawn from the model's own distribution; a prompt is
-        read once."""
+        """``count`` continuations of each prompt, drawn from the model's own distribution by ``seeds``
+        (None: the likeliest); a prompt is read once."""
+        sampling = Sampling(0.0 if seeds is None else 1.0)
         with self.engine as engine:
             requests = [
-                Request(prompt, sampling=Sampling(1.0), max_new=max_new, n=count, seed=seed)
-                for prompt, seed in zip(prompts, seeds, strict=True)
+                Request(prompt, sampling=sampling, max_new=max_new, n=count, seed=seed)
+                for prompt, seed in zip(prompts, seeds or [0] * len(prompts), strict=True)
             ]
             handles = [engine.submit(request) for request in requests]
             return [handle.result().completions for handle in handles]

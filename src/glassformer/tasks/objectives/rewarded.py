@@ -101,7 +101,7 @@ class Rewarded(Conversations):
         find_reward(self.reward)
         need(self.group > 1, "A group of 1 has no mean to be better than; give 2 or more.")
         template = template_of(tokenizer, self.date) if tokenizer.chat_template else None
-        known = self.__dict__.setdefault("_prompts", [])
+        known = self.prompts
         self.__dict__["_tokenizer"] = tokenizer
         first, columns = len(known), list[dict[str, Any]]()
         for example in table:
@@ -133,7 +133,7 @@ class Rewarded(Conversations):
         model = getattr(model, "_orig_mod", model)
         training = torch.is_grad_enabled()
         assert batch.labels is not None
-        prompts = [self.__dict__["_prompts"][number] for number in batch.labels.tolist()]
+        prompts = [self.prompts[number] for number in batch.labels.tolist()]
         was_training = model.training
         model.eval()  # what is drawn and what is learned from are of one pass, without dropout
         try:
@@ -191,6 +191,17 @@ class Rewarded(Conversations):
         centred = rewards - rewards.mean(1, keepdim=True)
         return centred / (rewards.std(1, keepdim=True) + NO_SPREAD) if self.scale else centred
 
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts that were encoded, by their numbers."""
+        prompts: list[Prompt] = self.__dict__.setdefault("_prompts", [])
+        return prompts
+
+    def is_clipped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Marks tokens that moved so far in their advantage's direction that they count no more."""
+        high = 1 + (self.clip_high or self.clip)
+        return ((ratio > high) & (advantage > 0)) | ((ratio < 1 - self.clip) & (advantage < 0))
+
     def policy_loss(
         self, logs: Tensor, rollout: Rollout, reference: Tensor | None = None
     ) -> tuple[Tensor, int, dict[str, Tensor]]:
@@ -203,7 +214,7 @@ class Rewarded(Conversations):
         facts = {
             "ratio_low": ratio.detach().min(),
             "ratio_high": ratio.detach().max(),
-            "clipped": (losses.detach() > -(ratio * advantage).detach()).float().mean(),
+            "clipped": self.is_clipped(ratio.detach(), advantage).float().mean(),
         }
         if reference is not None:
             apart = reference - logs

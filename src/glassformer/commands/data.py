@@ -187,18 +187,19 @@ def rollouts(
     from ..tasks.examples import read_examples
     from ..tasks.objectives import Rewarded
 
-    loaded = load(model)
-    objective, context = Rewarded(**settings), loaded.model.config.context
-    objective.prepare_tokenizer(loaded.tokenizer)
+    loaded, tokenizer = load(model)
+    need(tokenizer is not None, f"{model} has no tokenizer; name a model with one.")
+    objective, context = Rewarded(**settings), loaded.config.context
+    objective.prepare_tokenizer(tokenizer)
     table = read_examples(name, objective, columns=columns)
-    objective.encode(table, loaded.tokenizer, Fit(table.name, context, "no"))
+    objective.encode(table, tokenizer, Fit(table.name, context, "no"))
     seed(0)
     records, lines = list[dict[str, Any]](), list[str]()
     headings = ("drawn", "training", "ratio", "advantage", "clipped", "token")
-    for prompt in objective.prompts[:show]:
-        sampler, rollout = objective.rollout(loaded.model, [prompt], context, True)
+    for prompt in [*objective.prompts.values()][:show]:
+        sampler, rollout = objective.rollout(loaded, [prompt], context, True)
         with torch.no_grad():
-            logs, _ = sampler.score(loaded.model, rollout.texts, rollout.since, sampler.exact)
+            logs, _ = sampler.score(loaded, rollout.texts, rollout.since, sampler.exact)
         ratio = (logs - rollout.drawn).exp()
         advantage = rollout.advantages[rollout.answer]
         clipped = objective.is_clipped(ratio, advantage)
@@ -208,7 +209,7 @@ def rollouts(
             ids = text[rollout.since[number] :]
             tokens = [row for row, at in zip(rows, rollout.answer.tolist(), strict=True) if at == number]
             value = float(rollout.rewards[number])
-            pieces = display_texts(loaded.tokenizer, ids)
+            pieces = display_texts(tokenizer, ids)
             cells = [
                 (*(f"{x:.6g}" for x in row[:4]), "yes" if row[4] else "no", piece)
                 for row, piece in zip(tokens, pieces, strict=True)

@@ -101,9 +101,9 @@ class Rewarded(Conversations):
         find_reward(self.reward)
         need(self.group > 1, "A group of 1 has no mean to be better than; give 2 or more.")
         template = template_of(tokenizer, self.date) if tokenizer.chat_template else None
-        known = self.prompts
+        known, numbers = self.prompts, list[int]()
         self.__dict__["_tokenizer"] = tokenizer
-        first, columns = len(known), list[dict[str, Any]]()
+        columns, places = list[dict[str, Any]](), {place: at for at, place in enumerate(known)}
         for example in table:
             (conversation,) = example.conversations
             ids = (
@@ -114,10 +114,11 @@ class Rewarded(Conversations):
             (ids,) = fit(example, [ids], self.max_new, "prompt with its answer")
             location = f"{table.name} line {example.line}"
             need(bool(ids), f"{location} has a prompt without a token; fix or remove it.")
-            known.append(Prompt([*map(int, ids)], conversation, location))
-            columns.append(_row(known[-1].ids, fit.context))
+            known[location] = Prompt([*map(int, ids)], conversation, location)
+            numbers.append(places.setdefault(location, len(places)))
+            columns.append(_row(known[location].ids, fit.context))
         side = Side.of(**{name: [row[name] for row in columns] for name in columns[0]})
-        return Encoded(table.name, (side,), np.arange(first, len(known)))
+        return Encoded(table.name, (side,), np.array(numbers))
 
     def with_reference(self, model: Any, encoded: Encoded, batch: int, context: int) -> Encoded:
         """The examples; the model at its start is kept beside the one that trains."""
@@ -133,7 +134,8 @@ class Rewarded(Conversations):
         model = getattr(model, "_orig_mod", model)
         training = torch.is_grad_enabled()
         assert batch.labels is not None
-        prompts = [self.prompts[number] for number in batch.labels.tolist()]
+        known = [*self.prompts.values()]
+        prompts = [known[number] for number in batch.labels.tolist()]
         was_training = model.training
         model.eval()  # what is drawn and what is learned from are of one pass, without dropout
         try:
@@ -192,9 +194,9 @@ class Rewarded(Conversations):
         return centred / (rewards.std(1, keepdim=True) + NO_SPREAD) if self.scale else centred
 
     @property
-    def prompts(self) -> list[Prompt]:
-        """The prompts that were encoded, by their numbers."""
-        prompts: list[Prompt] = self.__dict__.setdefault("_prompts", [])
+    def prompts(self) -> dict[str, Prompt]:
+        """The prompts that were encoded, by their places; a label is a number among them."""
+        prompts: dict[str, Prompt] = self.__dict__.setdefault("_prompts", {})
         return prompts
 
     def is_clipped(self, ratio: Tensor, advantage: Tensor) -> Tensor:

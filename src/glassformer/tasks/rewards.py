@@ -115,11 +115,12 @@ def rewarded(name: str, answer: str, record: Record, location: str, seconds: flo
     if not outcome:
         problem = f"took longer than {seconds:g} seconds"
     elif isinstance(value, Exception):
-        problem = f"raised {type(value).__name__} ({str(value).splitlines()[:1]})"
+        problem = f"raised {type(value).__name__}: {' '.join(str(value).split())[:80]}"
     elif isinstance(value, bool | int | float) and math.isfinite(value):
         return float(value)
     else:
         problem = f"is {value!r:.40}, which is no finite number"
     raise FailedReward(
-        f"{location}: the reward {name} {problem}; mend the function and go on with --resume."
+        f"{location}: the reward {name} {problem}; mend the function and go on with --resume "
+        "from the weights before this step."
     )

@@ -232,7 +232,7 @@ def test_the_weights_before_a_failed_reward_are_kept(base, tmp_path):
 
     def fails(answer, record):
         calls.append(answer)
-        return math.nan if len(calls) > 60 else 0.5 * len(calls)
+        return math.nan if len(calls) > 100 else len(answer)
 
     rewards.REWARDS["fails"] = fails
     try:

@@ -207,7 +207,9 @@ def rollouts(
         rows = list(zip(*(column.tolist() for column in columns_), strict=True))
         for number, text in enumerate(rollout.texts):
             ids = text[rollout.since[number] :]
-            tokens = [row for row, at in zip(rows, rollout.answer.tolist(), strict=True) if at == number]
+            tokens = [
+                row for row, at in zip(rows, rollout.answer.tolist(), strict=True) if at == number
+            ]
             value = float(rollout.rewards[number])
             pieces = display_texts(tokenizer, ids)
             cells = [
@@ -216,5 +218,7 @@ def rollouts(
             ]
             title = f"{prompt.location}, answer {number + 1}: reward {value:g}"
             lines += ["", title, *text_table.lines([headings, *cells], left_columns=(5,))]
-            records.append({"place": prompt.location, "reward": value, "tokens": tokens, "ids": ids})
+            records.append(
+                {"place": prompt.location, "reward": value, "tokens": tokens, "ids": ids}
+            )
     return CommandOutput(records, lines[1:])

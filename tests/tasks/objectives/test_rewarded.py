@@ -62,9 +62,7 @@ def transcribed(logs, drawn, reference, settings):
 )
 def test_the_loss_is_that_of_the_paper(settings):
     draw = torch.Generator().manual_seed(1)
-    drawn, logs, reference = (
-        -2 + 0.3 * torch.randn(sum(SIZES), generator=draw) for _ in range(3)
-    )
+    drawn, logs, reference = (-2 + 0.3 * torch.randn(sum(SIZES), generator=draw) for _ in range(3))
     advantages = settings.advantages(torch.tensor(REWARDS).view(2, 3)).flatten()
     answer = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
     texts = [[0]] * len(SIZES)
@@ -237,7 +235,9 @@ def test_the_weights_before_a_failed_reward_are_kept(base, tmp_path):
     rewards.REWARDS["fails"] = fails
     try:
         with mistake("is nan, which is no finite number", "prompts.jsonl line", "step-00000"):
-            runs.run(settings(base, **{"objective.reward": "fails", "save_every": 0}), tmp_path / "run")
+            runs.run(
+                settings(base, **{"objective.reward": "fails", "save_every": 0}), tmp_path / "run"
+            )
     finally:
         del rewards.REWARDS["fails"]
     assert (tmp_path / "run" / "last").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..core.errors import need
+from ..core.errors import UserError, need
 from .common import CommandOutput, count_noun, text_table
 from .options import Columns, Separator
 from .sources import file_or_input, find_corpus
@@ -188,7 +188,8 @@ def rollouts(
     from ..tasks.objectives import Rewarded
 
     loaded, tokenizer = load(model)
-    need(tokenizer is not None, f"{model} has no tokenizer; name a model with one.")
+    if tokenizer is None:
+        raise UserError(f"{model} has no tokenizer; name a model with one.")
     objective, context = Rewarded(**settings), loaded.config.context
     objective.prepare_tokenizer(tokenizer)
     table = read_examples(name, objective, columns=columns)

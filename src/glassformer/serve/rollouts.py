@@ -9,7 +9,7 @@ computes them: the sampler's bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,11 +43,12 @@ class Sampler:
     def exact(self) -> bool:
         """True where training can compute in the sampler's order: attention over pages, by compiled
         kernels."""
-        plan, cfg = self.engine.memory_plan, self.model.config
+        plan = self.engine.memory_plan
+        stack: Any = getattr(self.model.config, "decoder", None)
         return (
             plan.rewinds
             and kernels.path() != "torch"
-            and all(isinstance(each.mask, EXACT) for each in cfg.decoder.attentions)
+            and all(isinstance(each.mask, EXACT) for each in stack.attentions)
         )
 
     def draw(
@@ -74,11 +75,13 @@ class Sampler:
         """The log-probabilities (N,) of each text's tokens from its ``since`` on, as training computes
         them, and the mixtures' loss; ``exact``: with the sampler's bits."""
         documents = Documents([text[:-1] for text in texts], self.engine.max_context)
-        view = sampled_order(model, self.engine.memory_plan.model) if exact else model
+        view: Any = sampled_order(model, self.engine.memory_plan.model) if exact else model
         hidden, flow = hidden_states(view, documents) if exact else padded_states(view, documents)
         first = torch.tensor(since)[documents.rows]
         places = (documents.pos >= first - 1).nonzero()[:, 0]
-        targets = torch.tensor([token for text, n in zip(texts, since) for token in text[n:]])
+        targets = torch.tensor(
+            [token for text, n in zip(texts, since, strict=True) for token in text[n:]]
+        )
 
         def of(states: Tensor, tokens: Tensor) -> Tensor:
             return log_probability(view.head(states[None], view.embed)[0], tokens)
@@ -87,4 +90,5 @@ class Sampler:
         pieces = zip(torch.split(hidden[places], rows), torch.split(targets, rows), strict=True)
         once = len(targets) <= rows
         logs = [of(*x) if once else checkpoint(of, *x, use_reentrant=False) for x in pieces]
-        return torch.cat(logs), sum(flow.aux.values()) if flow.aux else None
+        aux = torch.stack([*flow.aux.values()]).sum() if flow.aux else None
+        return torch.cat(logs), aux

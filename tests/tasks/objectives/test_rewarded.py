@@ -215,7 +215,7 @@ def test_prompts_are_plain_text_without_a_template(tmp_path):
     objective.prepare_tokenizer(tokenizer)
     table = read_examples(prompts(tmp_path, {"prompt": "1+1"}), objective)
     encoded = objective.encode(table, tokenizer, Fit("prompts", 16, "no"))
-    assert tokenizer.decode([*objective.prompts.values()][0].ids) == "1+1"
+    assert tokenizer.decode(next(iter(objective.prompts.values())).ids) == "1+1"
     assert encoded.labels.tolist() == [0]
 
 
@@ -230,7 +230,7 @@ def test_the_weights_before_a_failed_reward_are_kept(base, tmp_path):
 
     def fails(answer, record):
         calls.append(answer)
-        return math.nan if len(calls) > 100 else len(answer)
+        return math.nan if len(calls) > 70 else len(answer)
 
     rewards.REWARDS["fails"] = fails
     try:

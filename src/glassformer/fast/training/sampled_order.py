@@ -139,7 +139,8 @@ def sampled_order(model: Model, sampler: Model) -> Model:
             activations.append(path)
     view = replace_modules(model, swaps)
     for path in activations:  # their products were exchanged, so that each is a copy already
-        feedforward, twin = view.get_submodule(path), sampler.get_submodule(path)
+        feedforward: Any = view.get_submodule(path)
+        twin: Any = sampler.get_submodule(path)
         feedforward.act = partial(valued, twin.act, feedforward.act)
     return view
 
@@ -192,7 +193,7 @@ class Documents:
     def from_pages(self, inputs: AttentionInputs) -> Tensor:
         """The value of an attention."""
         q, k, v = (x[0].transpose(0, 1) for x in inputs[:3])
-        pages = Pages.empty(self.tables.numel(), *k.shape[1:], k.dtype)
+        pages = Pages.empty(self.tables.numel(), k.shape[1], k.shape[2], k.dtype)
         slots = self.tables[self.rows, self.pos // PAGE].long() * PAGE + self.pos % PAGE
         pages.write(k, v, slots)
         rule, bias = inputs.mask.rule, None

@@ -154,6 +154,7 @@ registry.MODULES.update(
     engines=["fast.attention_engines"],
     acceleration=["fast.acceleration"],
     execution=["fast.training.execution"],
+    rollouts=["serve.rollouts"],
     orders=["scale.order"],
     stores=["formats.store"],
     objectives=["tasks.objectives"],

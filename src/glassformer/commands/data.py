@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..core.errors import need
+from ..core.errors import UserError, need
 from .common import CommandOutput, count_noun, text_table
 from .options import Columns, Separator
 from .sources import file_or_input, find_corpus
@@ -73,6 +73,9 @@ def run(
     show: int = 0,
     template: str = "",
     columns: Columns | None = None,
+    reward: str | None = None,
+    group: int = 4,
+    max_new: int = 64,
 ) -> CommandOutput:
     """Describes a corpus, or lists those that are known by name; of conversations, shows which
     tokens a model learns from.
@@ -82,8 +85,16 @@ def run(
     show N: print each token of the first N conversations behind its weight
     template FILE: a chat template in place of the tokenizer's, or chatml
     columns P=C,...: the names of fields: messages=dialogue
+    reward NAME: answers that the model draws of the first N prompts, as Rewarded learns from them
+    group N: answers of a prompt
+    max_new N: tokens of an answer at most
     """
     from ..formats.data import catalog
+
+    if reward is not None:
+        need(None not in (name, with_), "Name a file of prompts, and a model: --with MODEL.")
+        settings = {"reward": reward, "group": group, "max_new": max_new, "template": template}
+        return rollouts(str(name), str(with_), show or 1, settings, columns or {})
 
     if with_ is not None:
         need(name is not None, "Name a file of conversations.")
@@ -161,3 +172,54 @@ def conversations(
     }
     summary = [(key, f"{value:,}") for key, value in totals.items()]
     return CommandOutput({**totals, "shown": records}, [*text_table.lines(summary), *lines])
+
+
+def rollouts(
+    name: str, model: str, show: int, settings: dict[str, Any], columns: dict[str, str]
+) -> CommandOutput:
+    """Answers that a model draws of the first prompts, token by token as training sees them."""
+    import torch
+
+    from ..core.training.loop import seed
+    from ..formats.store import load
+    from ..sight.labels import display_texts
+    from ..tasks.encoded import Fit
+    from ..tasks.examples import read_examples
+    from ..tasks.objectives import Rewarded
+
+    loaded, tokenizer = load(model)
+    if tokenizer is None:
+        raise UserError(f"{model} has no tokenizer; name a model with one.")
+    objective, context = Rewarded(**settings), loaded.config.context
+    objective.prepare_tokenizer(tokenizer)
+    table = read_examples(name, objective, columns=columns)
+    objective.encode(table, tokenizer, Fit(table.name, context, "no"))
+    seed(0)
+    records, lines = list[dict[str, Any]](), list[str]()
+    headings = ("drawn", "training", "ratio", "advantage", "clipped", "token")
+    for prompt in [*objective.prompts.values()][:show]:
+        sampler, rollout = objective.rollout(loaded, [prompt], context, True)
+        with torch.no_grad():
+            logs, _ = sampler.score(loaded, rollout.texts, rollout.since, sampler.exact)
+        ratio = (logs - rollout.drawn).exp()
+        advantage = rollout.advantages[rollout.answer]
+        clipped = objective.is_clipped(ratio, advantage)
+        columns_ = (rollout.drawn, logs, ratio, advantage, clipped)
+        rows = list(zip(*(column.tolist() for column in columns_), strict=True))
+        for number, text in enumerate(rollout.texts):
+            ids = text[rollout.since[number] :]
+            tokens = [
+                row for row, at in zip(rows, rollout.answer.tolist(), strict=True) if at == number
+            ]
+            value = float(rollout.rewards[number])
+            pieces = display_texts(tokenizer, ids)
+            cells = [
+                (*(f"{x:.6g}" for x in row[:4]), "yes" if row[4] else "no", piece)
+                for row, piece in zip(tokens, pieces, strict=True)
+            ]
+            title = f"{prompt.location}, answer {number + 1}: reward {value:g}"
+            lines += ["", title, *text_table.lines([headings, *cells], left_columns=(5,))]
+            records.append(
+                {"place": prompt.location, "reward": value, "tokens": tokens, "ids": ids}
+            )
+    return CommandOutput(records, lines[1:])

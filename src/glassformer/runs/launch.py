@@ -286,8 +286,8 @@ def _consume(
                 save.save(step)
                 break
     except Stuck as error:
-        assert step is not None
-        save.save(step)
+        if step is not None:
+            save.save(step)
         newest = run_checkpoints.newest(save.folder) or "no checkpoint: none moved"
         raise UserError(f"{error} They are in {newest}.") from None
     return step, valid

@@ -87,6 +87,21 @@ class ConversationRecord:
         answers = (self._checked(prompt + side, len(prompt)) for side in (chosen, rejected))
         return self._example(*answers)
 
+    def prompt(self) -> Example:
+        """An example of what is to be answered: a prompt, or messages of which the last is the
+        user's, and the record for a reward."""
+        value = self.record.get("messages") or self.record.get("prompt")
+        need(bool(value), f'{self.location} has no "prompt"; add it or remove that line.')
+        messages = self._messages(value, "user")
+        if messages[0]["role"] != "system":
+            messages = self._system() + messages
+        if messages[-1]["role"] == "assistant" or not messages[-1]["content"].strip():
+            raise self._error("has nothing to answer: its last message is empty or an assistant's")
+        conversation = Conversation(tuple(messages), record=self.record)
+        answer = self.record.get("answer")
+        second = None if answer is None else str(answer)
+        return Example(conversation.text, second, line=self.line, conversations=(conversation,))
+
     def _example(self, *conversations: Conversation) -> Example:
         """An example with the texts of its conversations, which a tokenizer may learn from."""
         first, *second = (conversation.text for conversation in conversations)

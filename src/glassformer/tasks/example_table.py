@@ -21,11 +21,12 @@ SHORT = 60  # characters of a name or label that a message quotes
 @dataclass(frozen=True)
 class Conversation:
     """Messages, each with a role and a content, and the tools that the assistant may call; answers
-    from number ``first`` on are learned from."""
+    from number ``first`` on are learned from. ``record`` is what a reward reads."""
 
     messages: tuple[dict[str, Any], ...]
     tools: list[dict[str, Any]] | None = None
     first: int = 1
+    record: dict[str, Any] | None = None
 
     @property
     def text(self) -> str:
@@ -88,6 +89,7 @@ class ExampleTable:
             ]
             for conversation in example.conversations:
                 content += [conversation.messages, conversation.tools]
+                content += [] if conversation.record is None else [conversation.record]
             digest.update(json.dumps(content).encode())
         return digest.hexdigest()
 

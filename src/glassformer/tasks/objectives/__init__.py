@@ -15,6 +15,7 @@ from .masked import Masked as Masked
 from .preference import Preference as Preference
 from .prefix import Prefix as Prefix
 from .reward import Reward as Reward
+from .rewarded import Rewarded as Rewarded
 from .seq2seq import Seq2Seq as Seq2Seq
 from .sft import Chat as Chat
 from .span import Span as Span

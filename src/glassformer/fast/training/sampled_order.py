@@ -1,0 +1,238 @@
+"""Training's forward pass in the sampler's order of sums: a token's log-probability has the same bits
+where it is drawn and where it is learned from.
+
+    model = sampled_order(model, sampler)          sampler: the view that an engine computes with
+    hidden = hidden_states(model, documents, ...)  (N, C) of all documents' tokens, end to end
+
+Every product, norm, activation, mixture and attention takes its value from the sampler's kernels, in
+which a row's bits depend on nothing but the row, and its gradient from the model's own derivative.
+
+N tokens of D documents, H heads, K key-value heads, W head dim, C model dim.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core import config
+from ...core.errors import need
+from ...core.nn import Model
+from ...core.nn.engines import AttentionEngine, AttentionInputs, attend
+from ...core.nn.experts import MoE
+from ...core.nn.flow import Flow
+from ...core.nn.layers import MLP, GatedMLP, LayerNorm, Linear, Projection, RMSNorm
+from ...core.nn.lora import LoRALinear
+from ...core.nn.mask import Mask
+from ...core.nn.replace import replace_modules
+from .. import kernels
+from ..kernels import PAGE, Pages, paged_attention
+
+
+class _Valued(torch.autograd.Function):
+    """The first tensor's value with the second one's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, differentiable: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad
+
+
+def valued(sampler: Callable[..., Tensor], own: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """The value of ``sampler(*inputs)`` with the gradient of ``own(*inputs)``."""
+    with torch.no_grad():  # a norm asks whether x has a gradient
+        value = sampler(*(x.detach() if isinstance(x, Tensor) else x for x in inputs))
+    result: Tensor = _Valued.apply(value, own(*inputs))  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Product(torch.autograd.Function):
+    """x (..., C) times a matrix (N, C), plus a bias, by the kernels; the gradient by ordinary
+    products."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, matrix)
+        pack = kernels.pack_bf16 if matrix.dtype == torch.bfloat16 else kernels.pack_fp32
+        return kernels.matmul(x, pack(matrix), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, matrix = ctx.saved_tensors
+        rows, needed = grad.flatten(0, -2), ctx.needs_input_grad
+        return (
+            grad @ matrix if needed[0] else None,
+            rows.mT @ x.flatten(0, -2) if needed[1] else None,
+            rows.sum(0) if needed[2] else None,
+        )
+
+
+def product(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., C) times a matrix (N, C), plus a bias (N,), in the sampler's order."""
+    result: Tensor = _Product.apply(x, matrix, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class SampledLinear(Linear):
+    """A linear layer around the parameters of another; a low-rank change is in its matrix."""
+
+    def __init__(self, layer: Linear) -> None:
+        self.__dict__.update(layer.__dict__)
+        self.effective = layer.matrix
+        if isinstance(layer, LoRALinear):
+            self.effective = lambda: valued(layer.merged_weight, layer.matrix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.effective(), self.bias)
+
+
+class SampledProjection(Projection):
+    """The head's product."""
+
+    def __init__(self, layer: Projection) -> None:
+        self.__dict__.update(layer.__dict__)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return product(x, table, self.bias)
+
+
+class SampledModule(nn.Module):
+    """A module with the values of the sampler's and the gradient of its own."""
+
+    def __init__(self, own: nn.Module, sampler: nn.Module) -> None:
+        super().__init__()
+        self.own, self.sampler = own, sampler
+
+    def forward(self, x: Tensor, *flow: Flow) -> Tensor:
+        apart = [copy.copy(one_pass) for one_pass in flow]
+        for one_pass in apart:  # losses and metrics count once
+            one_pass.aux, one_pass.metrics = {}, {}
+        return valued(lambda x: self.sampler(x, *apart), lambda x: self.own(x, *flow), x)
+
+
+def sampled_order(model: Model, sampler: Model) -> Model:
+    """A view of ``model`` that computes in the order of ``sampler``, a view of the same weights."""
+    swaps, mixtures = dict[nn.Module, nn.Module](), list[str]()
+    activations = list[str]()
+    for path, module in model.named_modules():
+        if any(path.startswith(mixture) for mixture in mixtures):
+            continue
+        if isinstance(module, MoE):
+            mixtures.append(f"{path}.")
+        if isinstance(module, MoE | RMSNorm | LayerNorm):
+            swaps[module] = SampledModule(module, sampler.get_submodule(path))
+        elif isinstance(module, Linear):
+            swaps[module] = SampledLinear(module)
+        elif isinstance(module, Projection):
+            swaps[module] = SampledProjection(module)
+        elif isinstance(module, MLP | GatedMLP):
+            activations.append(path)
+    view = replace_modules(model, swaps)
+    for path in activations:  # their products were exchanged, so that each is a copy already
+        feedforward: Any = view.get_submodule(path)
+        twin: Any = sampler.get_submodule(path)
+        feedforward.act = partial(valued, twin.act, feedforward.act)
+    return view
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Texts end to end, each from position 0; ``context`` is the sampler's."""
+
+    texts: Sequence[Sequence[int]]
+    context: int
+
+    def __post_init__(self) -> None:
+        need(
+            max(map(len, self.texts)) <= self.context,
+            f"A text is longer than the {self.context} tokens that the sampler reads.",
+        )
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The text of each token (N,)."""
+        lengths = torch.tensor([*map(len, self.texts)])
+        return torch.arange(len(self.texts)).repeat_interleave(lengths)
+
+    @cached_property
+    def pos(self) -> Tensor:
+        """The place of each token in its text (N,)."""
+        return torch.cat([torch.arange(len(text)) for text in self.texts])
+
+    @cached_property
+    def padded(self) -> Tensor:
+        """The token in each place of each text (D, longest), any behind its end."""
+        index = torch.zeros(len(self.texts), int(self.pos.max()) + 1, dtype=torch.long)
+        index[self.rows, self.pos] = torch.arange(len(self.pos))
+        return index
+
+    @cached_property
+    def tables(self) -> Tensor:
+        """The pages of each text."""
+        pages = -(-self.padded.shape[1] // PAGE)
+        return torch.arange(len(self.texts) * pages, dtype=torch.int32).view(-1, pages)
+
+    def by_position(self, make: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """``make`` of all positions, as the sampler's pages have it."""
+        return make(torch.arange(self.context)[None])
+
+    def attention(self, inputs: AttentionInputs) -> Tensor:
+        """z (1, H, N, W), from pages as the sampler reads them."""
+        return valued(self.from_pages, self.differentiable, inputs)
+
+    def from_pages(self, inputs: AttentionInputs) -> Tensor:
+        """The value of an attention."""
+        q, k, v = (x[0].transpose(0, 1) for x in inputs[:3])
+        pages = Pages.empty(self.tables.numel(), k.shape[1], k.shape[2], k.dtype)
+        slots = self.tables[self.rows, self.pos // PAGE].long() * PAGE + self.pos % PAGE
+        pages.write(k, v, slots)
+        rule, bias = inputs.mask.rule, None
+        if inputs.position is not None:
+            places = torch.arange(self.context)[None]
+            term = inputs.position.bias(places[:, -1:], places)
+            bias = None if term is None else term[0, :, 0].flip(-1).float().contiguous()
+        where = self.tables, self.rows.int(), self.pos.int() + 1
+        window = rule.size if isinstance(rule, config.Window) else None
+        z = paged_attention(q, pages, *where, inputs.scale, window, inputs.softcap, bias)
+        return z.transpose(0, 1)[None]
+
+    def differentiable(self, inputs: AttentionInputs) -> Tensor:
+        """The attention of each text in a row of its own."""
+        q, k, v = (x[0][:, self.padded].transpose(0, 1) for x in inputs[:3])
+        places = torch.arange(self.padded.shape[1])[None]
+        mask = Mask(places, places, True, inputs.mask.rule, contiguous=True)
+        bias = None if inputs.position is None else mask.bias(inputs.position)
+        z = attend(AttentionInputs(q, k, v, mask, bias, inputs.scale, inputs.softcap))
+        return z.transpose(0, 1)[:, self.rows, self.pos][None]
+
+
+def hidden_states(view: Any, documents: Documents) -> tuple[Tensor, Flow]:
+    """The last hidden states (N, C) of all tokens by a view that ``sampled_order`` made, and the
+    flow of the pass."""
+    tokens = torch.tensor([*itertools.chain(*documents.texts)])[None]
+    flow = view.flow(tokens, documents.pos[None], documents.rows[None])
+    flow.by_position = lambda key, make: documents.by_position(make)
+    flow.engine = AttentionEngine("sampled", documents.attention, lambda inputs: True, None)
+    hidden: Tensor = view.decoder(view.embed(tokens, flow), flow)
+    return hidden[0], flow
+
+
+def padded_states(model: Any, documents: Documents) -> tuple[Tensor, Flow]:
+    """The same by the ordinary forward pass, a text a row; its bits are not the sampler's."""
+    tokens = torch.zeros_like(documents.padded)
+    tokens[documents.rows, documents.pos] = torch.tensor([*itertools.chain(*documents.texts)])
+    pos = torch.full_like(documents.padded, -1)
+    pos[documents.rows, documents.pos] = documents.pos
+    flow = model.flow(tokens, None if bool((pos >= 0).all()) else pos)
+    hidden = model.decoder(model.embed(tokens, flow), flow)
+    return hidden[documents.rows, documents.pos], flow

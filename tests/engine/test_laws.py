@@ -18,6 +18,7 @@ from glassformer.fast import kernels
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.serve.engine import Encode, Engine, Request, page_memory
 from glassformer.serve.engine.page_memory import plan_memory
+from glassformer.serve.engine.recording import concatenate
 from glassformer.serve.engine.runner import StateRunner
 from pages import check_pages
 
@@ -231,7 +232,8 @@ def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes():
 
 @pytest.mark.parametrize(
     "name",
-    ["bert", "modernbert", "albert", "esm", "reader", "onward", "llama", "pooled", "gru"],
+    ["bert", "modernbert", "albert", "esm", "reader", "onward", "llama", "pooled", "gru"]
+    + [*tiny.STATES],
 )
 def test_texts_side_by_side_are_encoded_as_alone(name):
     lot = random.Random(1)
@@ -250,6 +252,22 @@ def test_texts_side_by_side_are_encoded_as_alone(name):
             assert output is not None
             assert output.shape == item.shape
             assert (output - item).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("length", [3, 7])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "llama"])
+def test_patterns_of_torch_have_every_head_and_every_token(name, length, monkeypatch):
+    """Recorded where PyTorch attends, of texts shorter and longer than there are heads."""
+    monkeypatch.setattr(page_memory, "by_kernels", lambda model: False)
+    model = tiny.model(tiny.ALL[name])
+    names = ["*.attn.scores", "*.attn.pattern", "*.attn.q"]
+    with Engine(model, step_tokens=5) as engine:
+        item = Request([*range(length)], max_new=0, want=names)
+        records = concatenate([*filter(None, (event.records for event in engine.submit(item)))])
+    expected = glassformer.look(model, None, [*range(length)], *names)
+    assert records.values.keys() == expected.keys() and expected
+    for path, value in expected.items():
+        assert torch.allclose(records.values[path], value, atol=1e-5), path
 
 
 def test_half_of_many_leave_and_nothing_is_left_behind():

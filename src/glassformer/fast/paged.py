@@ -34,7 +34,8 @@ from ..core.nn.position import Position
 from .kernels import PAGE, Pages, paged_attention
 from .kernels.stack import VisibleKeys, addresses
 
-HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1, N, ...)
+# values (1, H, N, ...), the last two of PyTorch's own attention; all others of a row are (1, N, ...)
+HEADS = ("q", "k", "v", "z", "scores", "pattern")
 
 
 @dataclass

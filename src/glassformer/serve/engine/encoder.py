@@ -72,8 +72,10 @@ def encode(model: Model, requests: Seq[Encode]) -> list[Tensor]:
     with inference(model):
         flow = model.flow(row, pos, ids)
         x = model.embed(row, flow, segment_ids if model.config.embed.segments else None)
-        blocks = len(body.blocks) if isinstance(body, Stack) else 0
-        hidden: Tensor = body(x, flow, SeparateTexts(spans, blocks) if blocks else None)
+        layers = [block.attn for block in body.blocks] if isinstance(body, Stack) else []
+        if not all(isinstance(layer, Attention) for layer in layers):
+            layers = []  # one that keeps a state takes the texts apart by their documents
+        hidden: Tensor = body(x, flow, SeparateTexts(spans, len(layers)) if layers else None)
         return [
             _answer(model, request, hidden[:, a:b], pos[:, a:b])
             for request, (a, b) in zip(requests, spans, strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..core.config.embed_head import Embed
+from ..core.config.layers import Embed
 from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from . import encoder_pages

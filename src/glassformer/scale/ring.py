@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup, Work
 
 from ..core import config
-from ..core.config.mask_arrays import ring_pieces
+from ..core.config.mask import ring_pieces
 from ..core.errors import UserError, need
 from ..core.nn import Model
 from ..core.nn.engines import AttentionEngine, AttentionInputs

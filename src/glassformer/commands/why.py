@@ -7,7 +7,7 @@ from typing import Any
 from ..core.errors import need
 from .common import CommandOutput
 from .options import Edits, ModelOptions, Text
-from .signature import Whole
+from .parsing import Whole
 
 EXAMPLES = (
     'glassformer why tiny "O Romeo, Romeo! wherefore art" "logits[2,5]"',

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..core.errors import need
-from .common import CommandOutput
-from .options import ModelOptions
+from .common import CommandOutput, ModelOptions
 from .parsing import Words
 
 EXAMPLES = (

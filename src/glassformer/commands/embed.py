@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .common import CommandOutput, count_noun, progress_counter
-from .options import Edits, ModelOptions, Texts
+from .common import CommandOutput, Edits, ModelOptions, Texts, count_noun, progress_counter
 from .parsing import Count
 from .sources import Prompts
 

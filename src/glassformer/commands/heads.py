@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .common import CommandOutput
-from .options import ModelOptions
+from .common import CommandOutput, ModelOptions
 from .parsing import Count
 
 EXAMPLES = (

@@ -3,8 +3,7 @@ greatest."""
 
 from __future__ import annotations
 
-from .common import CommandOutput, is_terminal, progress_counter
-from .options import ModelOptions, Separator
+from .common import CommandOutput, ModelOptions, Separator, is_terminal, progress_counter
 from .parsing import Words
 from .sources import find_corpus
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from .common import count_noun, print_json
-from .options import ModelOptions
+from .common import ModelOptions, count_noun, print_json
 from .parsing import Count
 
 EXAMPLES = (

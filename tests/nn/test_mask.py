@@ -17,7 +17,7 @@ from glassformer.core.config import serial
 from glassformer.core.config.mask import ring_pieces
 from glassformer.core.config.mask_expressions import parse_rule, rules
 from glassformer.core.nn import Cache, Mask
-from glassformer.core.nn.engines import ENGINES, AttentionInputs, attend, choose
+from glassformer.core.nn.attention import ENGINES, AttentionInputs, attend, choose
 from glassformer.fast import block_mask, cpu_blocks
 from glassformer.scale import cost
 from glassformer.scale.cost import count_pairs

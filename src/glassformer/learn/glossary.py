@@ -34,7 +34,7 @@ class Code:
 
     @property
     def path(self) -> str:
-        """The file, from the package's folder: ``core/nn/engines.py``."""
+        """The file, from the package's folder: ``core/nn/attention.py``."""
         return f"{self.module.replace('.', '/')}.py"
 
     @property

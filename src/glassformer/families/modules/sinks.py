@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.nn.attention import Attention
+from ...core.nn.attention import Attention, Look, fold_groups
 from ...core.nn.build import builds
 from ...core.nn.dropout import dropout
-from ...core.nn.engines import Look, fold_groups
 from ...core.nn.experts import MoE
 from ...core.nn.flow import Flow
 from ...core.nn.layers import linear

@@ -19,8 +19,13 @@ from torch import Tensor
 from ...core.errors import UserError
 from ...core.files import JsonObject
 from ...core.nn import Model, Tape
-from ...core.nn.attention import Attention
-from ...core.nn.engines import AttentionEngine, AttentionInputs, attend, eager_attention
+from ...core.nn.attention import (
+    Attention,
+    AttentionEngine,
+    AttentionInputs,
+    attend,
+    eager_attention,
+)
 from ...core.nn.finite import must_be_finite
 from ...core.nn.hooks import Edit
 from ...core.nn.model import inference

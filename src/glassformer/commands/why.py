@@ -57,7 +57,7 @@ def run(
         )
         return _foreign(foreign.trace(text, source=source), address, up, terms)
     model, tokenizer = options.load_with_tokenizer()
-    from ..sight.recorded import trace
+    from ..sight.recording.trace import trace
 
     tape = trace(model, tokenizer, text, source, edit)
     if address is None:

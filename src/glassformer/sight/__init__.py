@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .neurons import top_activations as top_activations
     from .patching import PatchGrid as PatchGrid
     from .patching import patch_grid as patch_grid
-    from .recorded import trace as trace
+    from .recording.trace import trace as trace
     from .tuned_lens import TunedLens as TunedLens
     from .tuned_lens import fit_tuned_lens as fit_tuned_lens
     from .verification import verify as verify

@@ -125,7 +125,7 @@ def overview(groups: Mapping[str, Mapping[str, str]] = GROUPS) -> str:
 def parser(full: Collection[str]) -> Parser:
     """The parser of the verbs in ``full``; where it names none, every verb's name without what it
     takes."""
-    from .commands.common import SHARED
+    from .commands.options import SHARED
     from .commands.parsing import Parser, add_arguments, read_docstring
 
     top = Parser(prog="glassformer", description=DESCRIPTION, epilog=EPILOG)

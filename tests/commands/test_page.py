@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.commands import page
-from glassformer.commands.common import DeviceOptions
+from glassformer.commands.options import DeviceOptions
 from glassformer.serve.asgi import listening
 from mistakes import mistake
 

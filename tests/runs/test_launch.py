@@ -643,7 +643,7 @@ def test_no_tokenizer_is_announced_before_the_file_was_read(tmp_path, capsys, co
 
 
 def test_a_run_folder_means_its_best_checkpoint_and_says_so(finished_run, capsys):
-    from glassformer.commands.common import ModelOptions
+    from glassformer.commands.options import ModelOptions
 
     def warnings_of(folder):
         ModelOptions(str(folder)).load_with_tokenizer()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from .common import CommandOutput, Edits, ModelOptions, Text
+from .common import CommandOutput
+from .options import Edits, ModelOptions, Text
 from .parsing import Count
 
 EXAMPLES = (

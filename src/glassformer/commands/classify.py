@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..core.errors import need
-from .common import CommandOutput, Edits, ModelOptions, Texts, progress_counter
+from .common import CommandOutput, progress_counter
+from .options import Edits, ModelOptions, Texts
 from .parsing import Count, Words
 from .sources import Prompts
 

@@ -1,23 +1,20 @@
-"""What the verbs share: their options, each declared once, and how they print results and notes, and write files
-and folders."""
+"""How the commands print results and notes, and the files and folders that they write."""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from ..core import files
 from ..core.errors import UserError, need
 from ..core.errors import note as note
 from ..sight import text_table as text_table
-from .parsing import Words
 
 REPORT_INTERVAL = 30.0  # seconds without a word on standard error, where it is not a terminal
 
@@ -134,177 +131,3 @@ def ascii_only() -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-SHARED = """Options of many commands.
-
-model MODEL: a folder, a hub name or a recipe such as glass/1m
-device D: cpu, cuda, cuda:1 or mps (the GPU where there is one)
-dtype D: float32, bfloat16 or float16 (the checkpoint's own)
-use FILE.py: first run your Python file, which adds mechanisms or recipes; may be repeated
-edit EDIT: change the pass, such as head_off("decoder.blocks.3.attn", 4); may be repeated
-    (docs/sight.md)
-text TEXT: the text that the model reads; - is standard input
-texts TEXT: one text or several; - is standard input, one text
-prompts FILE: read texts from a file, one a line, or from JSONL (its text or prompt); - is standard
-    input
-batch N: texts at once
-truncate: truncate texts that are too long for the model (by default they are refused)
-source TEXT: the source text of an encoder-decoder
-position N: the position to explain (a blank ___, else the last)
-field NAME: the text field of JSONL
-separator TEXT: the separator between documents of a plain file (none)
-columns P=C,...: the columns of a table: text=0,label=1
-vectors VECTORS: a file in word2vec's text or binary format
-seed N: the seed of random draws (0)
-json: as JSON
-"""
-
-
-@dataclass
-class DeviceOptions:
-    """The device and the dtype that a command computes with."""
-
-    _: KW_ONLY
-    device: str | None = None
-    dtype: str | None = None
-    use: Words = ()
-
-    def for_engine(self) -> str:
-        """Returns the device for an engine: the one named by ``--device``, else the CPU, where its
-        speed is measured."""
-        from ..fast import device as devices
-
-        default = devices.find(self.device)
-        if self.device is not None or default.type == "cpu":
-            return str(default)
-        note(f"The engine computes on the CPU; --device {default.type} selects the GPU.")
-        return "cpu"
-
-
-@dataclass
-class ModelOptions(DeviceOptions):
-    """A model by its name, on the device and in the dtype of the options."""
-
-    model: str
-
-    def load(self, **options: Any) -> tuple[Any, Any]:
-        """Returns the model with its tokenizer or None."""
-        from ..fast import device as devices
-        from ..formats import resolve, store
-
-        if hint := resolve.of_run(self.model):
-            note(hint)
-        device = devices.find(self.device)
-        model, tokenizer = store.load(self.model, dtype=self.dtype, device=device, **options)
-        if self.device or self.dtype or device.type != "cpu":  # else there was nothing to choose
-            kind = str(next(model.parameters()).dtype).removeprefix("torch.")
-            note(f"{self.model} computes on {devices.title(device)} in {kind}.")
-        return model, tokenizer
-
-    def load_with_tokenizer(self) -> tuple[Any, Any]:
-        """Returns the model and the tokenizer it needs to read text; UserError where it has
-        none."""
-        model, tokenizer = self.load()
-        if tokenizer is None:
-            from ..formats import resolve
-
-            adding = (
-                f", or add it: glassformer convert {shlex.quote(self.model)} --tokenizer NAME "
-                "--out NEW_FOLDER"
-            )
-            shape, adding = (
-                (": it is an untrained shape", "")
-                if resolve.is_recipe(self.model)
-                else ("", adding)
-            )
-            raise UserError(
-                f"{self.model} has no tokenizer{shape}, so text cannot be read; load a folder "
-                f"that has one{adding}."
-            )
-        return model, tokenizer
-
-    def note_untrained(self) -> None:
-        note_untrained(self.model)
-
-    def run_objective(self) -> str | None:
-        """Returns the objective of the run that a folder, or one of its checkpoints, comes from;
-        None where it is unknown."""
-        from ..runs.run_file import saved_run
-
-        path = Path(self.model).expanduser()
-        settings = saved_run(path) or saved_run(path.parent)
-        objective = settings["train"].get("objective", "Causal") if settings else None
-        return objective.get("type", "Causal") if isinstance(objective, dict) else objective
-
-
-def note_untrained(name: str) -> None:
-    """Notes of a recipe that its weights are random."""
-    from ..formats import resolve
-
-    if resolve.is_recipe(name):
-        note(f"{name} is an untrained shape: its weights are random.")
-
-
-def parse_edits(texts: Sequence[str]) -> list[Any]:
-    """Returns the edits of ``--edit``, in order."""
-    from ..sight import edits
-
-    return [edits.parse(text) for text in texts]
-
-
-def edits_suffix(edits: Sequence[Any]) -> str:
-    """Returns the suffix that names the edits behind a result's title; "" for none."""
-    return f", with {' and '.join(map(repr, edits))}" if edits else ""
-
-
-def read_text(text: str) -> str:
-    """Returns the text, or all of standard input for ``-``."""
-    if text != "-":
-        return text
-    text = standard_input()
-    lines = len(text.splitlines())
-    if lines > 1:
-        note(f"Standard input is one text of {lines:,} lines; --prompts - reads a text a line.")
-    return text.removesuffix("\n")
-
-
-def read_texts(texts: Sequence[str]) -> list[str]:
-    return [read_text(text) for text in texts]
-
-
-def standard_input() -> str:
-    """Reads all of standard input; UserError where it is not text."""
-    need(sys.stdin is not None, "There is no standard input; give a text or a file.")
-    try:
-        text = sys.stdin.read()
-        text.encode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"Standard input is not {error.encoding} text (byte {error.start}); convert it."
-        ) from None
-    except UnicodeEncodeError:
-        raise UserError(
-            "Standard input is not UTF-8 text; convert it, or set the terminal to UTF-8."
-        ) from None
-    return text
-
-
-def parse_columns(text: str) -> dict[str, str]:
-    """Parses ``--columns``, ``text=0,label=1``, into a dictionary."""
-    pairs = [field.partition("=") for field in text.split(",") if text]
-    if not all(equals and field and column for field, equals, column in pairs):
-        raise UserError(f'--columns is "{text}"; give PART=COLUMN, such as text=0,label=1.')
-    return {field.strip(): column.strip() for field, _, column in pairs}
-
-
-def unescape(text: str) -> str:
-    """A text in which \\n is a new line."""
-    return text.replace("\\n", "\n")
-
-
-Text = Annotated[str, read_text]
-Texts = Annotated[Words, read_texts]
-Edits = Annotated[Sequence[Any], parse_edits]
-Separator = Annotated[str, unescape]
-Columns = Annotated[dict[str, str], parse_columns]

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import need
-from .common import CommandOutput, DeviceOptions, ModelOptions, text_table
+from .common import CommandOutput, text_table
 from .eval import Evaluation, Lengths, format_number
+from .options import DeviceOptions, ModelOptions
 from .parsing import Count, Words
 from .train import write_sample
 from .words import learn_labels

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..core.errors import need
-from .common import CommandOutput, ModelOptions
+from .common import CommandOutput
+from .options import ModelOptions
 from .parsing import Words
 
 EXAMPLES = (

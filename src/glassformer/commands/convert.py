@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.errors import UserError, need, note
-from .common import new_file, new_folder, note_untrained
+from .common import new_file, new_folder
+from .options import note_untrained
 from .parsing import Words
 
 EXAMPLES = (

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..core.errors import need
-from .common import Columns, CommandOutput, Separator, count_noun, text_table
+from .common import CommandOutput, count_noun, text_table
+from .options import Columns, Separator
 from .sources import file_or_input, find_corpus
 
 EXAMPLES = (

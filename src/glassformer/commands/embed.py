@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .common import CommandOutput, Edits, ModelOptions, Texts, count_noun, progress_counter
+from .common import CommandOutput, count_noun, progress_counter
+from .options import Edits, ModelOptions, Texts
 from .parsing import Count
 from .sources import Prompts
 

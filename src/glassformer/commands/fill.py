@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ..core.errors import need
-from .common import CommandOutput, ModelOptions, Texts
+from .common import CommandOutput
+from .options import ModelOptions, Texts
 from .parsing import Count
 from .sources import Prompts
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import mute, need, note
 from ..sight.labels import display_texts, pieces
-from .common import Edits, ModelOptions, Texts, count_noun, new_file, print_json, progress_counter
+from .common import count_noun, new_file, print_json, progress_counter
+from .options import Edits, ModelOptions, Texts
 from .parsing import Count, Whole, Words
 from .sources import read_prompts
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .common import CommandOutput, ModelOptions
+from .common import CommandOutput
+from .options import ModelOptions
 from .parsing import Count
 
 EXAMPLES = (

@@ -9,17 +9,12 @@ from typing import Any
 
 from ..core.errors import UserError, need, note
 from .common import (
-    Columns,
     CommandOutput,
-    Edits,
-    ModelOptions,
-    Separator,
-    Texts,
     count_noun,
-    edits_suffix,
     is_terminal,
     new_file,
 )
+from .options import Columns, Edits, ModelOptions, Separator, Texts, edits_suffix
 from .parsing import Words
 from .sources import find_corpus, read_examples
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need
 from ..sight.labels import display_texts
-from .common import CommandOutput, Edits, ModelOptions, Text, ascii_only, write_picture
+from .common import CommandOutput, ascii_only, write_picture
+from .options import Edits, ModelOptions, Text
 from .parsing import Words
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@ greatest."""
 
 from __future__ import annotations
 
-from .common import CommandOutput, ModelOptions, Separator, is_terminal, progress_counter
+from .common import CommandOutput, is_terminal, progress_counter
+from .options import ModelOptions, Separator
 from .parsing import Words
 from .sources import find_corpus
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, install_extra, need, note
-from .common import DeviceOptions
+from .options import DeviceOptions
 from .parsing import Words
 
 EXAMPLES = (

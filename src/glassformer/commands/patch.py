@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from ..core.errors import UserError, need
-from .common import CommandOutput, ModelOptions
+from .common import CommandOutput
+from .options import ModelOptions
 from .parsing import Whole, Words
 
 EXAMPLES = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .. import __version__
 from ..core.errors import UserError, install_extra, need, note
-from .common import DeviceOptions
+from .options import DeviceOptions
 from .parsing import Count, Words
 
 if TYPE_CHECKING:

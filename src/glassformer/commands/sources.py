@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from ..core import files
 from ..core.errors import UserError, need
-from .common import note_all, standard_input
+from .common import note_all
+from .options import standard_input
 
 
 def find_corpus(name: str, field: str = "text", separator: str | None = None) -> Any:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need, note
-from .common import CommandOutput, standard_input, text_table
+from .common import CommandOutput, text_table
+from .options import standard_input
 from .parsing import Words
 from .sources import read_file
 from .vocabularies import sizes, train

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, need, note
 from ..sight.labels import pieces
-from .common import CommandOutput, Edits, ModelOptions, Texts, progress_counter
+from .common import CommandOutput, progress_counter
+from .options import Edits, ModelOptions, Texts
 from .parsing import Count
 from .sources import Prompts
 

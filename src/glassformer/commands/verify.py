@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from .common import ModelOptions, count_noun, print_json
+from .common import count_noun, print_json
+from .options import ModelOptions
 from .parsing import Count
 
 EXAMPLES = (

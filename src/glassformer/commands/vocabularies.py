@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, nearest, note
-from .common import CommandOutput, Separator, count_noun, new_folder, text_table
+from .common import CommandOutput, count_noun, new_folder, text_table
+from .options import Separator
 from .parsing import Words
 
 if TYPE_CHECKING:

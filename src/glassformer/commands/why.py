@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.errors import need
-from .common import CommandOutput, Edits, ModelOptions, Text
+from .common import CommandOutput
+from .options import Edits, ModelOptions, Text
 from .parsing import Whole
 
 EXAMPLES = (

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..core.errors import UserError, need, note
 from . import common
-from .common import Columns, CommandOutput, ModelOptions, Separator, count_noun, text_table
+from .common import CommandOutput, count_noun, text_table
+from .options import Columns, ModelOptions, Separator
 from .parsing import Words
 from .sources import file_or_input
 

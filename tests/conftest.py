@@ -64,7 +64,7 @@ def chosen(monkeypatch):
         names.append(engine.name)
         return engine
 
-    monkeypatch.setattr(engines, "choose", recorded)
+    monkeypatch.setattr(attention, "choose", recorded)
     return names
 
 

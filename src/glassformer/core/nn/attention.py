@@ -1,4 +1,7 @@
-"""Multi-head attention: project, split into heads, attend, merge, project.
+"""Multi-head attention: project, split into heads, attend by one of several engines, merge, project.
+
+``eager`` is softmax(q k^T) v written out: the definition, which every other engine must equal;
+``sdpa`` is PyTorch's fused kernels. Rooms register theirs (``fast/attention_engines.py``).
 
 B batch, T queries, S keys, H heads, K key-value heads, D head dim, C model dim.
 """

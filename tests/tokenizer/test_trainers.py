@@ -106,7 +106,7 @@ def test_nothing_is_learnt_across_or_of_a_special_token(kind, tmp_path, terminal
 
 
 def test_letters_of_wordpiece_are_those_of_its_words():
-    from glassformer.core.tokenizer import library as tokenizers
+    from glassformer.core.tokenizer import tokenizer as tokenizers
     from glassformer.formats import tokenizer_trainers
 
     odd = "don't stop, 漢字かな é e\u0301 a\u200bb naïve—yes x\ty\u00a0z C3PO №5 a.b # ## x#"

@@ -45,7 +45,6 @@ _NAMES = {
     "looking": ("describe", "look", "paths", "predictions", "read_tokens", "summarise", "to_dict"),
     "neurons": ("Neuron", "top_activations"),
     "patching": ("PatchGrid", "patch_grid"),
-    "recorded": ("trace",),
     "tuned_lens": ("fit_tuned_lens", "TunedLens"),
     "verification": ("verify",),
 }

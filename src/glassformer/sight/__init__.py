@@ -45,6 +45,7 @@ _NAMES = {
     "looking": ("describe", "look", "paths", "predictions", "read_tokens", "summarise", "to_dict"),
     "neurons": ("Neuron", "top_activations"),
     "patching": ("PatchGrid", "patch_grid"),
+    "recording.trace": ("trace",),
     "tuned_lens": ("fit_tuned_lens", "TunedLens"),
     "verification": ("verify",),
 }

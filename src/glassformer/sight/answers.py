@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import config
 from ..core.config.model import shapes
 from ..core.files import JsonObject
-from . import labels
+from . import wording
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -170,7 +170,7 @@ def plan(trace: Any) -> list[JsonObject]:
     return [
         {
             **op.to_dict(),
-            "words": labels.of_value(op.id, op.kind),
+            "words": wording.of_value(op.id, op.kind),
             "quadratic": op.quadratic,
             "names": trace.names.get(op.id, []),
         }
@@ -258,7 +258,7 @@ def cell(trace: Any, address: str, terms: int) -> JsonObject:
     summary = {
         "plain": payload["sentence"],
         "place": payload["place"],
-        "value": "a weight" if op is None else labels.of_value(op.id, op.kind),
+        "value": "a weight" if op is None else wording.of_value(op.id, op.kind),
     }
     return {
         **payload,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..core.files import JsonObject, read_toml
+from ..core.files import JsonObject
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
-
 
 SIGNS = {" ": "·", "\t": "⇥", "\n": "↵", "\r": "␍"}
 
@@ -81,23 +79,3 @@ def json_number(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-TABLES: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("wording.toml"))
-SENTENCES, LEAVES = TABLES["sentences"], TABLES["leaves"]
-
-
-def sentence(name: str, count: int, numbers: dict[str, Any]) -> str:
-    """The sentence about a function that read ``count`` numbers."""
-    plain = f"The function {name} of {count} number{'s' * (count != 1)}."
-    return SENTENCES.get(name, plain).format(**numbers, count=count)
-
-
-def equation(name: str) -> str:
-    """The equation of a function; its own name where it has none here."""
-    return TABLES["equations"].get(name, f"{name}(..)")
-
-
-def of_value(address: str, kind: str) -> str:
-    """The words for a value, by its address, else by the kind of its operation."""
-    return TABLES["values"].get(address.rpartition(".")[2], TABLES["kinds"].get(kind, kind))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core.files import JsonObject
-from .. import labels
+from .. import wording
 from ..labels import json_number
 from .operations import FAILURES, Operation, Value
 from .rules import (
@@ -245,8 +245,8 @@ def explain(value: Value, index: Index) -> Explanation:
     if operation is not None and operation.inputs and operation.name not in CREATED:
         return Opening(operation, value, index).explanation(at, number, dtype)
     if operation is None:
-        return Explanation(at, value.kind, number, dtype, number, labels.LEAVES[value.kind])
-    text = labels.LEAVES["created"].format(name=operation.name)
+        return Explanation(at, value.kind, number, dtype, number, wording.LEAVES[value.kind])
+    text = wording.LEAVES["created"].format(name=operation.name)
     return Explanation(at, "created", number, dtype, number, text, source=str(operation.line))
 
 
@@ -365,7 +365,7 @@ class Opening:
         facts: dict[str, Any] = {**numbers, "terms": len(terms)}
         if name == "embedding":
             facts |= {"row": self.starts[1][0], "table": self.operation.inputs[1].address}
-        text = labels.sentence(name, sum(map(len, (*factors, *others))), facts)
+        text = wording.sentence(name, sum(map(len, (*factors, *others))), facts)
         if name == "softmax" and number == 0 and numbers["exp"] == 0:
             text += " The mask hides this key."
         constants = [float(x) for x in self.operation.leaves if type(x) in (int, float)]
@@ -383,7 +383,7 @@ class Opening:
             dtype=dtype,
             recomputed=number if self.recomputed is None else self.recomputed,
             sentence=text,
-            equation=labels.equation(name),
+            equation=wording.equation(name),
             source=str(self.operation.line),
             terms=terms,
             factors=factors,

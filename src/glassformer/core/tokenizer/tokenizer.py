@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from .. import registry
 from ..errors import UserError, library_errors, need
 from . import tokenizer_json
-from .tokenizer_json import ByRank, Roles, Spec, ids_of, make_spec, steps
-from .vocabulary import Vocabulary, byte_alphabet, byte_decoder
+from .tokenizer_json import ByRank, Roles, Spec, byte_decoder, ids_of, make_spec, steps
+from .vocabulary import Vocabulary, byte_alphabet
 
 if TYPE_CHECKING:
     import tokenizers

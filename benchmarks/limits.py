@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassformer.core.nn import Mask
-from glassformer.core.nn.engines import ENGINES, AttentionInputs
+from glassformer.core.nn.attention import ENGINES, AttentionInputs
 from glassformer.fast.kernels import PAGE, Pages, paged_attention
 
 SMALL = [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12 + [(50257, 768)]

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from glassformer import config
 from glassformer.core.config.mask_expressions import parse_rule
 from glassformer.core.nn import Mask
-from glassformer.core.nn.engines import AttentionInputs, attend
+from glassformer.core.nn.attention import AttentionInputs, attend
 from glassformer.scale.cost import count_pairs
 
 RULES = ("window(256)", "strided(128)", "fixed(128, 8)")

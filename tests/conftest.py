@@ -54,17 +54,17 @@ def checker():
 @pytest.fixture
 def chosen(monkeypatch):
     """The names of the attention engines that ran, in order."""
-    from glassformer.core.nn import engines
+    from glassformer.core.nn import attention
 
     names = []
-    choose = engines.choose
+    choose = attention.choose
 
     def recorded(*args):
         engine = choose(*args)
         names.append(engine.name)
         return engine
 
-    monkeypatch.setattr(engines, "choose", recorded)
+    monkeypatch.setattr(attention, "choose", recorded)
     return names
 
 

@@ -19,7 +19,7 @@ import torch
 from glassformer import config as c
 from glassformer.core.config import serial
 from glassformer.core.nn import Cache, EncoderDecoder, Tape, build_model
-from glassformer.core.nn.engines import ENGINES
+from glassformer.core.nn.attention import ENGINES
 from glassformer.fast import cpu_blocks
 from glassformer.formats import weights
 from glassformer.scale.cost import cost

@@ -74,7 +74,7 @@ TOPICS = {
     "engine": {"beams", "isolation", "laws", "windows"},
     "generation": {"slide"},
     "sight": {"two_tokenizers"},
-    "nn": {"decode", "eval_mode", "names", "parts"},
+    "nn": {"decode", "engines", "eval_mode", "names", "parts"},
     "page": {"example", "recorded", "texts"},
     "scale": {"accidents", "laws"},
     "families": {

@@ -95,7 +95,7 @@ def _run(words: list[str]) -> int:
     check_text(words)
     if words[0] == "help":
         words = [*words[1:], "--help"]
-    from .commands.signature import execute
+    from .commands.parsing import execute
 
     return execute(parser(words[:1]), words)
 
@@ -126,8 +126,7 @@ def parser(full: Collection[str]) -> Parser:
     """The parser of the verbs in ``full``; where it names none, every verb's name without what it
     takes."""
     from .commands.options import SHARED
-    from .commands.parsing import Parser
-    from .commands.signature import add_arguments, read_docstring
+    from .commands.parsing import Parser, add_arguments, read_docstring
 
     top = Parser(prog="glassformer", description=DESCRIPTION, epilog=EPILOG)
     top.add_argument("--version", action="version", version=f"glassformer {__version__}")

@@ -22,7 +22,7 @@ import glassformer
 from glassformer import config as c
 from glassformer import load
 from glassformer.cli import main, overview, parser
-from glassformer.commands import GROUPS, VERBS, common, completion, signature
+from glassformer.commands import GROUPS, VERBS, common, completion, parsing
 from glassformer.commands import words as word_tasks
 from glassformer.commands.parsing import Parser
 from glassformer.core import files
@@ -128,7 +128,7 @@ def test_a_signature_is_a_command_line():
     """Types, bounds and defaults of the function; the docstring's lines are the help."""
 
     def command(
-        place: str, names: signature.Words = (), *, size: signature.Count = 3, dry_: bool = False
+        place: str, names: parsing.Words = (), *, size: parsing.Count = 3, dry_: bool = False
     ):
         """Does something.
 
@@ -141,16 +141,16 @@ def test_a_signature_is_a_command_line():
         return place, names, size, dry_
 
     parser = Parser(prog="command")
-    signature.add_arguments(parser, command, "")
+    parsing.add_arguments(parser, command, "")
     text = parser.format_help()
     assert "a group:\n  --size N" in text
     assert "how large (3)" in text
     assert "--dry " in text
-    assert signature.bound(command, parser.parse(["here"]))() == ("here", (), 3, False)
+    assert parsing.bound(command, parser.parse(["here"]))() == ("here", (), 3, False)
     words = ["--dry", "here", "--size", "2", "a", "b"]
-    assert signature.bound(command, parser.parse(words))() == ("here", ["a", "b"], 2, True)
+    assert parsing.bound(command, parser.parse(words))() == ("here", ["a", "b"], 2, True)
     with mistake("--size is 0; give 1 or more"):
-        signature.bound(command, parser.parse(["here", "--size", "0"]))
+        parsing.bound(command, parser.parse(["here", "--size", "0"]))
 
 
 def test_every_setting_is_listed_with_its_meaning(terminal):

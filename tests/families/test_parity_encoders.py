@@ -20,7 +20,7 @@ from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.checkpoints.headers import SINGLE
 from glassformer.core.nn import build_model
-from glassformer.core.nn.engines import ENGINES
+from glassformer.core.nn.attention import ENGINES
 from glassformer.families.disentangled import DisentangledAttention, RelativeEmbedding
 from glassformer.families.modules.disentangled import RelativeEmbeddingModule
 from glassformer.formats import store

@@ -132,7 +132,7 @@ def test_define_prints_it(words, terminal):
     assert output.startswith(
         "causal mask (also look-ahead mask, triangular mask)\n  Hides from each token"
     )
-    assert "core/config/mask_arrays.py, line " in output
+    assert "core/config/mask.py, line " in output
     assert "136 of the 289" in output
     assert "learn start causal-mask" in terminal.notes
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from glassformer.core.nn.attention import ENGINES, AttentionInputs
 from glassformer.core.nn.dropout import Dropout, dropout, keep_mask
-from glassformer.core.nn.engines import ENGINES, AttentionInputs
 from glassformer.core.nn.mask import Mask
 from glassformer.scale.tensor import HeadShard
 from seeding import generator_from

@@ -11,8 +11,8 @@ import torch
 from torch.testing import assert_close
 
 from glassformer import config as c
-from glassformer.core.nn import Mask, build_model, engines
-from glassformer.core.nn.engines import AttentionInputs, attend, choose
+from glassformer.core.nn import Mask, attention, build_model
+from glassformer.core.nn.attention import AttentionInputs, attend, choose
 from glassformer.families import find
 from glassformer.fast import attention_engines
 from mistakes import mistake
@@ -266,7 +266,7 @@ def test_an_engine_is_named_as_its_file_is():
     assert model.engine == "block_sparse"
     stems = {path.stem for path in Path(attention_engines.__file__).parent.glob("*.py")}
     in_core = {"eager", "sdpa"}
-    assert engines.ENGINES.keys() - stems - in_core == {"prefill"}  # in cpu_blocks.py
+    assert attention.ENGINES.keys() - stems - in_core == {"prefill"}  # in cpu_blocks.py
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
 
 @pytest.mark.parametrize("name", ["llama", "bert", "vaswani", "lstm"])
 def test_mapped_weights_are_looked_at_once_all_of_them(name, tmp_path, monkeypatch):
-    """By formats/first_use.py."""
+    """By formats/mapped.py."""
     calls: list[int] = []
     monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)
     store.save(tiny.model(name), tmp_path / "m", layout="glassformer")

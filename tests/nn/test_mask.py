@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tiny
 from glassformer import config as c
 from glassformer.core.config import serial
-from glassformer.core.config.mask_arrays import ring_pieces
+from glassformer.core.config.mask import ring_pieces
 from glassformer.core.config.mask_expressions import parse_rule, rules
 from glassformer.core.nn import Cache, Mask
-from glassformer.core.nn.engines import ENGINES, AttentionInputs, attend, choose
+from glassformer.core.nn.attention import ENGINES, AttentionInputs, attend, choose
 from glassformer.fast import block_mask, cpu_blocks
 from glassformer.scale import cost
 from glassformer.scale.cost import count_pairs
@@ -284,7 +284,7 @@ def test_sparse_is_chosen_where_it_pays_and_only_there(mask_rule, length, option
 @every_rule
 @pytest.mark.parametrize("causal", [True, False])
 def test_counts(mask_rule, causal, monkeypatch):
-    monkeypatch.setattr("glassformer.core.config.mask_arrays.PAIRS_AT_ONCE", 100)  # several parts
+    monkeypatch.setattr("glassformer.core.config.mask.PAIRS_AT_ONCE", 100)  # several parts
     assert count_pairs(mask_rule, 37, causal) == dense(mask_rule, 37, causal).sum()
     pattern = (tiny.block(c.Attention(4, mask=mask_rule)),)
     if causal:

@@ -15,8 +15,8 @@ import tiny
 from glassformer import config
 from glassformer.core.config import objective as objectives
 from glassformer.core.nn import attention, cache, hooks, layers
+from glassformer.core.nn.attention import ENGINES
 from glassformer.core.nn.cross_attention import CrossAttention
-from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import packed_layers
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import store, tuning

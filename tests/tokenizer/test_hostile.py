@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from glassformer import UserError
-from glassformer.core.tokenizer import library
+from glassformer.core.tokenizer import tokenizer as library
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats import tokenizer_files as formats
@@ -56,7 +56,7 @@ def replacing(*steps):
 def test_work_without_end_is_ended_and_said(monkeypatch):
     monkeypatch.setattr(library, "SECONDS", 0.2)
     tokenizer = hostile()
-    spaces = " " * (library.LARGE + 1) + "a"
+    spaces = " " * (library.UNWATCHED + 1) + "a"
     for act in (tokenizer.encode, tokenizer.offsets):
         with mistake("needs over 1 seconds for 16,386 characters"):
             act(spaces)
@@ -65,9 +65,9 @@ def test_work_without_end_is_ended_and_said(monkeypatch):
 
 def test_errors_and_results_come_through_a_thread_with_a_budget():
     tokenizer = train_tokenizer("char", ["ab"], specials=())
-    assert tokenizer.encode("ab" * library.LARGE) == [0, 1] * library.LARGE
-    with mistake(f"number {2 * library.LARGE} of the text"):
-        tokenizer.encode("ab" * library.LARGE + "c")
+    assert tokenizer.encode("ab" * library.UNWATCHED) == [0, 1] * library.UNWATCHED
+    with mistake(f"number {2 * library.UNWATCHED} of the text"):
+        tokenizer.encode("ab" * library.UNWATCHED + "c")
 
 
 @pytest.mark.parametrize("kind", ["encode", "tokenise"])

@@ -106,11 +106,11 @@ def test_nothing_is_learnt_across_or_of_a_special_token(kind, tmp_path, terminal
 
 
 def test_letters_of_wordpiece_are_those_of_its_words():
-    from glassformer.core.tokenizer import library as tokenizers
+    from glassformer.core.tokenizer.tokenizer import open_library
     from glassformer.formats import tokenizer_trainers
 
     odd = "don't stop, 漢字かな é e\u0301 a\u200bb naïve—yes x\ty\u00a0z C3PO №5 a.b # ## x#"
-    library = tokenizers.load(train_tokenizer("wordpiece", [odd], 200, None).spec, "The tokenizer")
+    library = open_library(train_tokenizer("wordpiece", [odd], 200, None).spec, "The tokenizer")
     pieces = library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(odd))
     words = [word for word, _ in pieces]
     inner = {f"##{letter}" for word in words for letter in word[1:]}

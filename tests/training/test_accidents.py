@@ -236,7 +236,7 @@ def test_memory_that_is_not_there_is_one_sentence(error, monkeypatch, terminal):
         raise error
 
     # where the command computes, whatever its signature
-    monkeypatch.setattr("glassformer.commands.signature.bound", fail)
+    monkeypatch.setattr("glassformer.commands.parsing.bound", fail)
     assert "not enough memory" in terminal.refused("masks full")
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from .common import CommandOutput
 from .options import Edits, ModelOptions, Text
-from .signature import Count
+from .parsing import Count
 
 EXAMPLES = (
     'glassformer attribution tiny "O Romeo, Romeo! wherefore art"',

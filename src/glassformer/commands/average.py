@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .common import new_folder
-from .signature import Words
+from .parsing import Words
 
 EXAMPLES = ("glassformer average out/mine --last 5 --out out/averaged",)
 

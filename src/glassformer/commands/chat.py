@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.errors import UserError, nearest, need, note
 from .common import count_noun
 from .options import ModelOptions
-from .signature import Count
+from .parsing import Count
 
 if TYPE_CHECKING:
     from ..core.generation import Sampling
@@ -250,7 +250,7 @@ class Talk:
     def why(self, address: str) -> None:
         """Opens the logit of the last token to what it was computed from, or the number at
         ADDRESS."""
-        from ..sight.recorded import trace
+        from ..sight.recording.trace import trace
 
         need(bool(self.ids), "There is no answer yet; write a message.")
         *ids, last = self.ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .common import CommandOutput
 from .options import ModelOptions, Text
-from .signature import Whole
+from .parsing import Whole
 
 EXAMPLES = (
     'glassformer circuit tiny "O Romeo, Romeo! wherefore art" --answer " thou" --instead " you"',

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..core.errors import need
 from .common import CommandOutput, progress_counter
 from .options import Edits, ModelOptions, Texts
-from .signature import Count, Words
+from .parsing import Count, Words
 from .sources import Prompts
 
 EXAMPLES = (

@@ -16,7 +16,7 @@ from ..core.errors import need
 from .common import CommandOutput, text_table
 from .eval import Evaluation, Lengths, format_number
 from .options import DeviceOptions, ModelOptions
-from .signature import Count, Words
+from .parsing import Count, Words
 from .train import write_sample
 from .words import learn_labels
 

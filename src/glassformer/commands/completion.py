@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .signature import Words
+from .parsing import Words
 
 EXAMPLES = (
     "glassformer completion bash >> ~/.bashrc",

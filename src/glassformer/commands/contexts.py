@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.errors import need
 from .common import CommandOutput
 from .options import ModelOptions
-from .signature import Words
+from .parsing import Words
 
 EXAMPLES = (
     'glassformer contexts tiny-encoder bank "We sat on the river bank." "He took it to the bank."',

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..core.errors import UserError, need, note
 from .common import new_file, new_folder
 from .options import note_untrained
-from .signature import Words
+from .parsing import Words
 
 EXAMPLES = (
     "glassformer convert tiny-stories --out published --layout hf",

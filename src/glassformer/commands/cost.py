@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, nearest, need
 from .common import CommandOutput, text_table
-from .parsing import split_settings
-from .signature import Count, Words
+from .parsing import Count, Words, split_settings
 
 if TYPE_CHECKING:
     from ..core.config import Model

@@ -4,7 +4,7 @@ number of a model."""
 from __future__ import annotations
 
 from .common import CommandOutput, text_table
-from .signature import Words
+from .parsing import Words
 
 EXAMPLES = (
     'glassformer define "causal mask"',

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .common import CommandOutput, count_noun, progress_counter
 from .options import Edits, ModelOptions, Texts
-from .signature import Count
+from .parsing import Count
 from .sources import Prompts
 
 EXAMPLES = (

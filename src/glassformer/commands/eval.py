@@ -14,7 +14,7 @@ from ..core.errors import need, note
 from . import common
 from .common import CommandOutput, count_noun, progress_counter, text_table
 from .options import Columns, Edits, ModelOptions, Separator
-from .signature import Count, Whole
+from .parsing import Count, Whole
 from .sources import file_or_input, find_corpus, read_examples
 
 EXAMPLES = (

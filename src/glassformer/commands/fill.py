@@ -8,7 +8,7 @@ from typing import Literal
 from ..core.errors import need
 from .common import CommandOutput
 from .options import ModelOptions, Texts
-from .signature import Count
+from .parsing import Count
 from .sources import Prompts
 
 EXAMPLES = ('glassformer fill tiny-encoder "There was a little ___ named Lily."',)

@@ -16,7 +16,7 @@ from ..core.errors import mute, need, note
 from ..sight.labels import display_texts, pieces
 from .common import count_noun, new_file, print_json, progress_counter
 from .options import Edits, ModelOptions, Texts
-from .signature import Count, Whole, Words
+from .parsing import Count, Whole, Words
 from .sources import read_prompts
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .common import CommandOutput
 from .options import ModelOptions
-from .signature import Count
+from .parsing import Count
 
 EXAMPLES = (
     "glassformer heads tiny",

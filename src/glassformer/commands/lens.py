@@ -15,7 +15,7 @@ from .common import (
     new_file,
 )
 from .options import Columns, Edits, ModelOptions, Separator, Texts, edits_suffix
-from .signature import Words
+from .parsing import Words
 from .sources import find_corpus, read_examples
 
 EXAMPLES = (

@@ -11,7 +11,7 @@ from ..core.errors import UserError, need
 from ..sight.labels import display_texts
 from .common import CommandOutput, ascii_only, write_picture
 from .options import Edits, ModelOptions, Text
-from .signature import Words
+from .parsing import Words
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..core.errors import UserError
 from .common import CommandOutput, ascii_only, supports_colour, text_table, write_picture
-from .signature import Words
+from .parsing import Words
 
 EXAMPLES = (
     'glassformer masks "window(4) | every(8)" --length 32',

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .common import CommandOutput, is_terminal, progress_counter
 from .options import ModelOptions, Separator
-from .signature import Words
+from .parsing import Words
 from .sources import find_corpus
 
 EXAMPLES = (

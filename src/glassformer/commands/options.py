@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..core.errors import UserError, need, note
-from .signature import Words
+from .parsing import Words
 
 SHARED = """Options of many commands.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.errors import UserError, install_extra, need, note
 from .options import DeviceOptions
-from .signature import Words
+from .parsing import Words
 
 EXAMPLES = (
     "glassformer page",

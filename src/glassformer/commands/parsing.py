@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+import os
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from ..core.errors import UserError, nearest, need
+from ..core.errors import UserError, mute, nearest, need
+from .common import CommandOutput
 
 
 class Parser(argparse.ArgumentParser):
@@ -125,3 +131,157 @@ def check_text(words: Sequence[str]) -> None:
             raise UserError(
                 f"The argument {quoted} is not UTF-8 text; convert it, or set the terminal to UTF-8."
             )
+
+
+EXPLAINED = re.compile(r"(\w+)(?: (\S+))?: (.+)")
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The least value that an option may have."""
+
+    least: int
+
+
+Count = Annotated[int, AtLeast(1)]
+Whole = Annotated[int, AtLeast(0)]
+Words = Sequence[str]
+"""Several words by position; an option that may be repeated."""
+
+
+def parameters(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """Yields the function's parameters, each with its type."""
+    owner = function.__init__ if inspect.isclass(function) else function
+    hints = get_type_hints(owner, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        yield parameter, hints[parameter.name]
+
+
+def split_type(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Returns a type without None, and its annotations: a bound, or what converts the text."""
+    if get_origin(hint) in (Union, UnionType):
+        (hint,) = (member for member in get_args(hint) if member is not NoneType)
+    marks = getattr(hint, "__metadata__", ())
+    return (hint.__origin__ if marks else hint), marks
+
+
+def option_name(parameter: inspect.Parameter) -> str:
+    return "--" + parameter.name.rstrip("_").replace("_", "-")
+
+
+def argument_settings(parameter: inspect.Parameter, hint: Any) -> dict[str, Any]:
+    """Returns what argparse needs to know of a parameter, but for its help."""
+    kind, marks = split_type(hint)
+    settings: dict[str, Any] = {"default": argparse.SUPPRESS}
+    if kind is bool:
+        return {**settings, "action": "store_true"}
+    origin, members = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        settings |= {"choices": members, "type": type(members[0])}
+    elif (element := members[0] if origin in (Sequence, list) else kind) in (int, float, Path):
+        settings["type"] = element
+    required = parameter.default is parameter.empty
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        settings["required"] = required
+        if origin is Sequence:
+            settings["action"] = "append"
+        elif origin is list and not marks:
+            settings["nargs"] = "+"
+    elif origin is Sequence:
+        settings["nargs"] = "+" if required else "*"
+    elif not required:
+        settings["nargs"] = "?"
+    return settings
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, tuple[str, str | None, str]]]:
+    """Returns the first paragraph, and by parameter the title of its group, the name of its value
+    and its help."""
+    paragraph, _, remainder = inspect.cleandoc(text).partition("\n\n")
+    explained, group = {}, ""
+    for line in re.sub(r"\n +", " ", remainder).splitlines():
+        if match := EXPLAINED.fullmatch(line):
+            explained[match[1]] = (group, match[2], match[3])
+        elif line:
+            group = line
+    return " ".join(paragraph.split()), explained
+
+
+def add_arguments(parser: Parser, function: Callable[..., Any], shared: str) -> None:
+    """Adds the function's parameters to the parser; ``shared`` explains those that many commands
+    have."""
+    explained = read_docstring(shared)[1]
+    groups: dict[str, Any] = {"": parser}
+
+    def add(function: Callable[..., Any]) -> None:
+        explained.update(read_docstring(function.__doc__ or "")[1])
+        for parameter, hint in parameters(function):
+            if is_dataclass(hint):
+                add(hint)  # type: ignore[arg-type]
+                continue
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                parser.set_defaults(open=True)
+                continue
+            title, metavar, help = explained[parameter.name]
+            settings, default = argument_settings(parameter, hint), parameter.default
+            if settings.get("action") != "store_true":
+                settings["metavar"] = metavar
+            if metavar and metavar[0] == "[":  # the value may be left out
+                settings |= {"metavar": metavar[1:-1], "nargs": "?", "const": ""}
+            if help[-1] != ")" and default and isinstance(default, int | float | str):
+                help += f" ({default:,})" if isinstance(default, int) else f" ({default})"
+            names = [parameter.name]
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                names, settings["dest"] = [option_name(parameter)], parameter.name
+            group = groups.setdefault(title, None) or parser.add_argument_group(title)
+            groups[title] = group
+            group.add_argument(*names, **settings, help=help)
+
+    parser.set_defaults(run=function, open=False)
+    add(function)
+    if "CommandOutput" in str(inspect.signature(function).return_annotation):
+        parser.add_argument("--json", action="store_true", help=explained["json"][2])
+
+
+def execute(parser: Parser, words: Sequence[str]) -> int:
+    """Runs the command that the words name, prints its results and returns the exit code."""
+    # several processes read the same words: the first one says what is wrong with them
+    mute(os.environ.get("RANK", "0") != "0")
+    args = parser.parse(words)
+    for file in getattr(args, "use", ()):
+        from ..formats.extend import use
+
+        use(file)
+    command = bound(args.run, args)
+    mute(False)
+    result = command()
+    if result is None or isinstance(result, int):
+        return result or 0
+    exit_code = 0
+    for output in [result] if isinstance(result, CommandOutput) else result:
+        output.show(args.json)
+        exit_code = output.exit_code
+    return exit_code
+
+
+def bound(function: Callable[..., Any], args: argparse.Namespace) -> partial[Any]:
+    """The function with what was typed; what was not has its default."""
+    values, extra = {}, ()
+    for parameter, hint in parameters(function):
+        name = parameter.name
+        if is_dataclass(hint):
+            values[name] = bound(hint, args)()  # type: ignore[arg-type]
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            extra = args.extra
+        elif hasattr(args, name):
+            value = getattr(args, name)
+            for mark in split_type(hint)[1]:
+                if isinstance(mark, AtLeast):
+                    need(
+                        value >= mark.least,
+                        f"{option_name(parameter)} is {value}; give {mark.least} or more.",
+                    )
+                else:
+                    value = mark(value)
+            values[name] = value
+    return partial(function, *extra, **values)

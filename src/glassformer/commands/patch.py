@@ -7,7 +7,7 @@ from typing import Annotated
 from ..core.errors import UserError, need
 from .common import CommandOutput
 from .options import ModelOptions
-from .signature import Whole, Words
+from .parsing import Whole, Words
 
 EXAMPLES = (
     'glassformer patch out/mine "The dog is" "The dogs are" --answer " here" --wrong " there"',

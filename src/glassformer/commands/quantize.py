@@ -15,7 +15,7 @@ from ..core import files
 from ..core.errors import need, note
 from .common import CommandOutput, is_terminal, new_file, new_folder, text_table
 from .options import note_untrained
-from .signature import Count, Whole, Words
+from .parsing import Count, Whole, Words
 from .sources import read_examples
 
 if TYPE_CHECKING:

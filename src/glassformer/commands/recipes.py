@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .common import CommandOutput, text_table
-from .signature import Words
+from .parsing import Words
 
 EXAMPLES = ("glassformer recipes --types", "glassformer recipes --json")
 

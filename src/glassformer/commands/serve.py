@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from .. import __version__
 from ..core.errors import UserError, install_extra, need, note
 from .options import DeviceOptions
-from .signature import Count, Words
+from .parsing import Count, Words
 
 if TYPE_CHECKING:
     from ..serve.served_models import Registry

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import UserError, need, note
 from .common import CommandOutput, text_table
 from .options import standard_input
-from .signature import Words
+from .parsing import Words
 from .sources import read_file
 from .vocabularies import sizes, train
 

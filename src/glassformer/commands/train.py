@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, need
-from .parsing import split_settings
-from .signature import Words
+from .parsing import Words, split_settings
 
 EXAMPLES = (
     "glassformer train --data.train notes.txt --out out/mine",

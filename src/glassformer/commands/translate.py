@@ -9,7 +9,7 @@ from ..core.errors import UserError, need, note
 from ..sight.labels import pieces
 from .common import CommandOutput, progress_counter
 from .options import Edits, ModelOptions, Texts
-from .signature import Count
+from .parsing import Count
 from .sources import Prompts
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from .common import count_noun, print_json
 from .options import ModelOptions
-from .signature import Count
+from .parsing import Count
 
 EXAMPLES = (
     "glassformer verify tiny",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import UserError, nearest, note
 from .common import CommandOutput, count_noun, new_folder, text_table
 from .options import Separator
-from .signature import Words
+from .parsing import Words
 
 if TYPE_CHECKING:
     from ..sight.tokens.vocabulary_size import Size

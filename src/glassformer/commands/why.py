@@ -7,7 +7,7 @@ from typing import Any
 from ..core.errors import need, note
 from .common import CommandOutput
 from .options import Edits, ModelOptions, Text
-from .signature import Whole
+from .parsing import Whole
 
 EXAMPLES = (
     'glassformer why tiny "O Romeo, Romeo! wherefore art" "logits[2,5]"',
@@ -58,7 +58,7 @@ def run(
         )
         return _foreign(foreign.trace(text, source=source), address, up, terms)
     model, tokenizer = options.load_with_tokenizer()
-    from ..sight.recorded import trace
+    from ..sight.recording.trace import trace
 
     tape = trace(model, tokenizer, text, source, edit)
     if address is None:

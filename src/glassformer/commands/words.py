@@ -12,7 +12,7 @@ from ..core.errors import UserError, need, note
 from . import common
 from .common import CommandOutput, count_noun, text_table
 from .options import Columns, ModelOptions, Separator
-from .signature import Words
+from .parsing import Words
 from .sources import file_or_input
 
 EXAMPLES = (

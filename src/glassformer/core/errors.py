@@ -10,7 +10,7 @@ from . import registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 LONGEST = 1500  # characters of a message
 
@@ -50,6 +50,17 @@ def must_be_known(ids: Iterable[int], vocab: int) -> None:
         raise UserError(
             f"Token id {wrong} is out of range: {valid_ids}; use the tokenizer it was trained with."
         )
+
+
+@contextlib.contextmanager
+def library_errors(refusal: Callable[[BaseException], UserError]) -> Iterator[None]:
+    """Raises a library's errors, even its panics, which are not Exceptions, as this UserError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, UserError):
+        raise
+    except BaseException as error:
+        raise refusal(error) from None
 
 
 _MUTED = False

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 MODULES: dict[str, list[str]] = {}
 """Names of modules in the package by topic: makers of a config's modules (nn), attention engines,
 what prepares a model for many tokens (acceleration), what chooses a training's number format and
-compiles it (execution), what draws answers (rollouts), orders of more rows than a list holds (orders), what saves and loads a model
-with its files (stores), objectives, synonyms of settings, readers of edits, what writes a tokenizer
-(tokenizer_files), trains one (tokenizer_trainers), and encodes long texts faster (tokenizer_backends)."""
+compiles it (execution), what draws answers (rollouts), orders of more rows than a list holds (orders),
+what saves and loads a model with its files (stores), objectives, synonyms of settings, readers of edits,
+what writes a tokenizer (tokenizer_files), trains one (tokenizer_trainers), and encodes long texts faster
+(tokenizer_backends)."""
 
 
 def load(topic: str) -> list[Any]:

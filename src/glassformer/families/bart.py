@@ -12,9 +12,8 @@ translation, where there is one. Their training may skip whole layers, which non
 
 from __future__ import annotations
 
-from ..core.config.feedforward import MLP
+from ..core.config.layers import MLP, LayerNorm
 from ..core.config.model import Attention, Block, Model, Place, stacks
-from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned, Position, Sinusoidal
 from .keys import ConfigWords, Key, Section, keys, only
 from .names import NameRule, Table, rules

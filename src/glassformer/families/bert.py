@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config.embed_head import Embed
-from ..core.config.feedforward import MLP
+from ..core.config.layers import MLP, Embed, LayerNorm
 from ..core.config.model import Attention, Block, Encoder
-from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool
 from ..core.config.position import Learned
 from . import encoder_pages

@@ -13,8 +13,7 @@ from functools import reduce
 from typing import Any, TypeVar
 
 from ..core.config import serial
-from ..core.config.embed_head import Embed, Head
-from ..core.config.init import Init
+from ..core.config.layers import Embed, Head, Init
 from ..core.config.mask import Full, MaskRule, Window
 from ..core.config.model import Block, Decoder, Encoder, Model, Stack, stacks
 from ..core.config.position import NoPosition, Position, Rotary

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import config
+from ..core.config.layers import Shapes, join, linear, shapes_of, table
 from ..core.config.serial import PositiveInt
-from ..core.config.shapes import Shapes, join, linear, shapes_of, table
 from ..core.errors import need
 
 

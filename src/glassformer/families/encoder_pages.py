@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.embed_head import Embed, Head
-from ..core.config.feedforward import Activation
-from ..core.config.init import Init
+from ..core.config.layers import Activation, Embed, Head, Init
 from ..core.config.model import Block, Encoder, Stack, stacks
 from ..core.config.pool import Pool, TokenHead
 from ..core.config.position import Position

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.feedforward import MLP
+from ..core.config.layers import MLP, LayerNorm
 from ..core.config.model import Attention, Block, Encoder, stacks
-from ..core.config.norm import LayerNorm
 from ..core.config.position import Learned
 from . import roberta
 from .bert import SHARED

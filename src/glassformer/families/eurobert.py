@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config.embed_head import Head
-from ..core.config.feedforward import GatedMLP
+from ..core.config.layers import GatedMLP, Head, RMSNorm
 from ..core.config.model import Attention, Block, Encoder
-from ..core.config.norm import RMSNorm
 from ..core.config.pool import TokenHead
 from ..core.config.position import Rotary
 from ..core.errors import need

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..core.config.feedforward import MLP, GatedMLP
+from ..core.config.layers import MLP, GatedMLP, Shapes, join, linear
 from ..core.config.serial import member
-from ..core.config.shapes import Shapes, join, linear
 from ..core.errors import need
 
 

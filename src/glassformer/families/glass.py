@@ -6,11 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.embed_head import Embed, Head
-from ..core.config.feedforward import GatedMLP
-from ..core.config.init import Init
+from ..core.config.layers import Embed, GatedMLP, Head, Init, RMSNorm
 from ..core.config.model import Attention, Block, Decoder, Encoder, EncoderDecoder, Stack
-from ..core.config.norm import RMSNorm
 from ..core.config.position import Rotary
 from .pair_pages import pair
 from .recipe import page

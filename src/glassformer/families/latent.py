@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..core import config
+from ..core.config.layers import Shapes, join, linear, shapes_of
 from ..core.config.serial import PositiveInt
-from ..core.config.shapes import Shapes, join, linear, shapes_of
 from ..core.errors import need
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import config
+from ..core.config.layers import Shapes, join, linear
 from ..core.config.mask import MaskFunction
 from ..core.config.serial import PositiveInt
-from ..core.config.shapes import Shapes, join, linear
 
 
 @config.member(config.MaskRule)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.embed_head import Embed
+from ..core.config.layers import Embed
 from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import led, roberta

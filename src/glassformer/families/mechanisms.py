@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import config
+from ..core.config.layers import Shapes, join, shapes_of
 from ..core.config.serial import NonNegativeInt
-from ..core.config.shapes import Shapes, join, shapes_of
 from ..core.errors import need
 
 

@@ -11,9 +11,9 @@ Their modules are in files beside this one; ``config.Mixer`` is the slot.
 
 from __future__ import annotations
 
+from ..core.config.layers import Shapes, join, linear
 from ..core.config.model import Attention, Mixer
 from ..core.config.serial import AtLeastTwo, PositiveFloat, PositiveInt, member
-from ..core.config.shapes import Shapes, join, linear
 from ..core.errors import need
 
 

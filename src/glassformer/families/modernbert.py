@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.feedforward import GatedMLP
+from ..core.config.layers import GatedMLP, LayerNorm
 from ..core.config.model import Attention, Block, Encoder
-from ..core.config.norm import LayerNorm
 from ..core.config.position import Rotary
 from . import decoder_pages
 from .decoder_pages import (

@@ -5,10 +5,8 @@ Files of the hub may say the same in GPT-2's words (``n_embd``), which are read 
 
 from __future__ import annotations
 
-from ..core.config.embed_head import Embed
-from ..core.config.feedforward import GatedMLP
+from ..core.config.layers import Embed, GatedMLP, LayerNorm
 from ..core.config.model import Attention, Block, Encoder
-from ..core.config.norm import LayerNorm
 from ..core.config.position import Rotary
 from . import encoder_pages
 from .bert import SHARED

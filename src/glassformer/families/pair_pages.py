@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.embed_head import Embed, Head
-from ..core.config.init import Init
+from ..core.config.layers import Embed, Head, Init
 from ..core.config.model import Block, EncoderDecoder, Stack
 from ..core.config.position import Position
 from ..core.errors import need

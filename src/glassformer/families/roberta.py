@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..core.config.embed_head import Embed
+from ..core.config.layers import Embed
 from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from . import encoder_pages

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from ..core import config
+from ..core.config.layers import Shapes
 from ..core.config.serial import PositiveFloat, PositiveInt
-from ..core.config.shapes import Shapes
 from ..core.errors import need
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..core import config
+from ..core.config.layers import Shapes, join, linear
 from ..core.config.serial import PositiveFloat
-from ..core.config.shapes import Shapes, join, linear
 from ..core.errors import need
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.embed_head import Head
-from ..core.config.feedforward import MLP, Activation, GatedMLP
-from ..core.config.init import Init
+from ..core.config.layers import MLP, Activation, GatedMLP, Head, Init, RMSNorm
 from ..core.config.model import (
     Attention,
     Block,
@@ -21,7 +19,6 @@ from ..core.config.model import (
     Model,
     stacks,
 )
-from ..core.config.norm import RMSNorm
 from ..core.config.position import NoPosition, RelativeBias
 from ..core.errors import need
 from .keys import (

@@ -13,11 +13,8 @@ space the waves in another way, which no published layout can say: ``Sinusoidal`
 from __future__ import annotations
 
 from ..core.config import serial
-from ..core.config.embed_head import Embed
-from ..core.config.feedforward import MLP
-from ..core.config.init import Init
+from ..core.config.layers import MLP, Embed, Init, LayerNorm
 from ..core.config.model import Attention, Block, EncoderDecoder, Model
-from ..core.config.norm import LayerNorm
 from ..core.config.position import Sinusoidal
 from .keys import MOST_TOKENS, ConfigWords, Key, Section, keys, only
 from .pair_pages import BOTH_SIDES, pair, pair_table, scale_key, start, template

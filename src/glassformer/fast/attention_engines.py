@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ..core.nn.engines import AttentionEngine, AttentionInputs
+from ..core.nn.attention import AttentionEngine, AttentionInputs
 from . import cpu_blocks
 from .block_mask import density
 from .block_sparse import block_sparse_attention

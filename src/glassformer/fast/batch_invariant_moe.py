@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..core.nn.engines import Look
+from ..core.nn.attention import Look
 from ..core.nn.experts import MoE
 from ..core.nn.replace import replace_modules
 from . import kernels

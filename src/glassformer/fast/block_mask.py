@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from ..core import config
-from ..core.config.mask import MaskFunction
-from ..core.config.mask_arrays import TokenInfo, allowed
+from ..core.config.mask import MaskFunction, TokenInfo, allowed
 from ..core.nn.build import build
 from ..core.nn.mask import Mask
 

@@ -24,8 +24,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ..core.nn.attention import AttentionInputs
 from ..core.nn.dropout import keep_mask
-from ..core.nn.engines import AttentionInputs
 from .block_mask import MASKED, BlockMask, Tile, block_masks
 
 QKV: TypeAlias = tuple[Tensor, Tensor, Tensor]

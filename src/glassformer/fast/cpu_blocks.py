@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.nn.attention import AttentionInputs
 from ..core.nn.dropout import keep_mask
-from ..core.nn.engines import AttentionInputs
 
 BLOCK = 128
 """Queries in a block: enough for the matrix kernels, few enough that little is computed in vain."""

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from ..core import config
+from ..core.nn.attention import AttentionInputs, attend, eager_attention
 from ..core.nn.cache import Cache, ExternalKV
-from ..core.nn.engines import AttentionInputs, attend, eager_attention
 from ..core.nn.flow import Flow
 from ..core.nn.hooks import Tape
 from ..core.nn.mask import Mask

@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.checkpoints.headers import short
-from ..core.config.embed_head import Embed, Head
-from ..core.config.feedforward import MLP, Activation, FeedForward
+from ..core.config.layers import MLP, Activation, Embed, FeedForward, Head, LayerNorm, Norm, RMSNorm
 from ..core.config.model import Attention, Block, Decoder, Model, Stack, stacks
-from ..core.config.norm import LayerNorm, Norm, RMSNorm
 from ..core.config.position import Learned, Rotary
 from ..core.errors import UserError, need
 from ..families import gpt2

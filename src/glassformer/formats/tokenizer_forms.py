@@ -14,8 +14,7 @@ from typing import Any
 
 from ..core import files
 from ..core.errors import UserError
-from ..core.tokenizer.library import reason
-from ..core.tokenizer.tokenizer import EXTRA, Tokenizer
+from ..core.tokenizer.tokenizer import EXTRA, Tokenizer, reason
 from ..core.tokenizer.tokenizer_json import (
     USUAL,
     ByRank,

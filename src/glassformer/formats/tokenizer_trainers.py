@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import UserError, nearest, need
+from ..core.errors import UserError, library_errors, nearest, need
 from ..core.tokenizer import Tokenizer
-from ..core.tokenizer.library import library_errors, load, reason
+from ..core.tokenizer.tokenizer import open_library, reason
 from ..core.tokenizer.tokenizer_json import USUAL, Spec, make_spec
 from ..core.tokenizer.vocabulary import byte_alphabet, bytes_by_letter
 from . import sentencepiece, wordpiece
@@ -136,7 +136,7 @@ def _wordpiece(texts: Iterator[str], size: int | None, specials: list[str]) -> S
             "A WordPiece tokenizer needs [UNK], [CLS] and [SEP] among its special tokens; add them."
         )
     size = size or DEFAULT_SIZE
-    library = load(wordpiece.wordpiece(["a", *specials], specials), "The tokenizer")
+    library = open_library(wordpiece.wordpiece(["a", *specials], specials), "The tokenizer")
     pieces = list(_between(specials, texts))
     letters = _word_letters(library, pieces)
     need(bool(letters), "There is no word in this text; give one that has some.")

@@ -29,7 +29,7 @@ from ..core.nn.init import allocate
 from ..core.nn.replace import is_packed, replace_parameter
 from ..families.names import NameRule, Table
 from ..fast.quantized import QuantizedLayout
-from .first_use import check_when_used
+from .mapped import check_when_used
 
 MODEL_DTYPES = {
     "float32": torch.float32,

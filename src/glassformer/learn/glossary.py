@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Code:
-    """A piece of the package's source: ``module`` (``core.nn.engines``) and the ``text`` that
+    """A piece of the package's source: ``module`` (``core.nn.attention``) and the ``text`` that
     stands in it."""
 
     module: str
@@ -34,7 +34,7 @@ class Code:
 
     @property
     def path(self) -> str:
-        """The file, from the package's folder: ``core/nn/engines.py``."""
+        """The file, from the package's folder: ``core/nn/attention.py``."""
         return f"{self.module.replace('.', '/')}.py"
 
     @property

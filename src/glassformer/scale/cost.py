@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from ..core import config
+from ..core.config.layers import Shape, Unmultiplied, shapes_of
 from ..core.config.model import shapes
-from ..core.config.shapes import Shape, Unmultiplied, shapes_of
 from ..core.memory import gibibytes
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
@@ -337,7 +337,7 @@ def count_pairs(rule: config.MaskRule, length: int, causal: bool, rows: Any = No
     queries ``rows``; exact."""
     import numpy as np
 
-    from ..core.config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask
+    from ..core.config.mask import PAIRS_AT_ONCE, TokenInfo, dense_mask
 
     keys, several = np.arange(length), max(1, PAIRS_AT_ONCE // length)
     queries = keys if rows is None else rows

@@ -24,7 +24,7 @@ from torch.distributed import ProcessGroup
 from ..core import config
 from ..core.errors import need
 from ..core.nn import Model
-from ..core.nn.engines import Look, unwatched
+from ..core.nn.attention import Look, unwatched
 from ..core.nn.experts import HIDDEN_NAMES, Dispatch, MoE
 from ..core.nn.flow import Flow
 from .collectives import exchange

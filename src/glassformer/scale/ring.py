@@ -29,10 +29,10 @@ from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup, Work
 
 from ..core import config
-from ..core.config.mask_arrays import ring_pieces
+from ..core.config.mask import ring_pieces
 from ..core.errors import UserError, need
 from ..core.nn import Model
-from ..core.nn.engines import AttentionEngine, AttentionInputs
+from ..core.nn.attention import AttentionEngine, AttentionInputs
 from ..core.nn.experts import MoE
 from ..core.nn.flow import Flow
 from ..core.nn.layers import Embed, previous_tokens

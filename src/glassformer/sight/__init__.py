@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .neurons import top_activations as top_activations
     from .patching import PatchGrid as PatchGrid
     from .patching import patch_grid as patch_grid
-    from .recorded import trace as trace
+    from .recording.trace import trace as trace
     from .tuned_lens import TunedLens as TunedLens
     from .tuned_lens import fit_tuned_lens as fit_tuned_lens
     from .verification import verify as verify
@@ -48,7 +48,7 @@ _NAMES = {
     "looking": ("describe", "look", "paths", "predictions", "read_tokens", "summarise", "to_dict"),
     "neurons": ("Neuron", "top_activations"),
     "patching": ("PatchGrid", "patch_grid"),
-    "recorded": ("trace",),
+    "recording.trace": ("trace",),
     "tuned_lens": ("fit_tuned_lens", "TunedLens"),
     "verification": ("verify",),
 }

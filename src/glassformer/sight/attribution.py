@@ -25,10 +25,9 @@ from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.shown import Records, Shown
 from .looking import Edits, Text
 from .reading import as_edit_list
-from .recorded import record
 from .recording.causes import Cause
 from .recording.module_trace import ModuleTrace
-from .recording.trace import Trace
+from .recording.trace import Trace, record
 from .streams import TokenLabel, answer_kind, fp64
 
 TABLES = r"embed\.(token|position|segment|lag\.\d+)"

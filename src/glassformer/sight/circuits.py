@@ -32,13 +32,12 @@ from .attribution import KINDS, Question, ask, writers_of
 from .figures.charts import Chart, Prose, TableFigure
 from .figures.shown import Records, Shown
 from .looking import Text
-from .recorded import record
 from .recording.causes import Causes
 from .recording.linearised import inner, numbers
 from .recording.module_trace import ModuleTrace
 from .recording.operations import Value
 from .recording.rules import CASTS, MOVES, behind
-from .recording.trace import Trace
+from .recording.trace import Trace, record
 
 STACKS = "(?:encoder|decoder)"
 TABLES = {"token", "position", "segment", "lag", "embedding", "bias"}

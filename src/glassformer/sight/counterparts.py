@@ -23,8 +23,8 @@ from ..core import config, files, registry
 from ..core.errors import UserError
 from ..core.memory import available_memory
 from ..core.nn import Model, lora
+from ..core.nn.attention import AttentionEngine, AttentionInputs, choose, eager_attention
 from ..core.nn.build import compiled
-from ..core.nn.engines import AttentionEngine, AttentionInputs, choose, eager_attention
 from ..core.nn.layers import Linear
 from ..core.nn.model import inference
 from ..core.nn.replace import is_packed, replace_modules

@@ -28,9 +28,9 @@ from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.progress_bar import Progress, Report
 from .figures.shown import Records, Shown
 from .looking import Edits, Text
-from .recorded import again, lookups, record
 from .recording.module_trace import ModuleTrace, fields
 from .recording.rules import read as numbers_of
+from .recording.trace import again, lookups, record
 from .streams import TokenLabel
 
 Baseline = Literal["mean", "zero", "pad"]

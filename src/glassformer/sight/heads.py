@@ -38,7 +38,7 @@ from ..core.tokenizer.framing import document_start, target_start
 from . import passes
 from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.shown import Records, Shown
-from .recorded import lookups, record
+from .recording.trace import lookups, record
 
 LABELLED = ("previous", "next", "induction", "duplicate", "first")
 SCORES = (*LABELLED, "entropy", "norm", "first_norm")

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core import config
-from ..core.config.mask import MaskRule
-from ..core.config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask, ring_pieces
+from ..core.config.mask import PAIRS_AT_ONCE, MaskRule, TokenInfo, dense_mask, ring_pieces
 from ..core.config.mask_expressions import parse_rule, rules
 from ..core.errors import need
 from .figures.drawing import Array, Box, Drawing, Mark, png

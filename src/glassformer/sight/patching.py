@@ -34,10 +34,10 @@ from .figures.progress_bar import Progress, Report
 from .figures.shown import Records, Shown
 from .looking import Text
 from .reading import shapes_of
-from .recorded import record
 from .recording.causes import constantly
 from .recording.module_trace import ModuleTrace
 from .recording.rules import read
+from .recording.trace import record
 
 PARTS = ("resid", "attn.write", "ffn.write")
 TOKENS = 1024  # computed at once: rows times their tokens

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..core import config
 from ..core.errors import need
 from ..core.nn import Cache, Model, lora
-from ..core.nn.engines import ENGINES
+from ..core.nn.attention import ENGINES
 from ..core.nn.finite import must_be_finite
 from ..core.nn.replace import is_packed
 from . import counterparts

@@ -18,7 +18,7 @@ import glassformer
 import hard_modules
 import walked
 from glassformer.core.errors import UserError
-from glassformer.sight.recording import ModuleTrace, explain, rules, source
+from glassformer.sight.recording import ModuleTrace, explain, operations, rules
 from glassformer.sight.recording.written_out import attention
 
 WIDTH = hard_modules.WIDTH
@@ -104,11 +104,11 @@ def test_attention_in_steps_is_the_fused_function(mask, keys):
 
 
 def test_a_line_says_which_variables_it_fills():
-    line = source.Line("/home/me/model.py", 7, ("q", "k"))
+    line = operations.Line("/home/me/model.py", 7, ("q", "k"))
     assert str(line) == "model.py:7"
     assert [line.variable(at, 2) for at in (0, 1)] == ["q", "k"]
     assert line.variable(0, 3) == ""
-    hidden = source.calling_line()
+    hidden = operations.calling_line()
     assert hidden.variables == ("hidden",) and str(hidden).startswith("test_recorder.py:")
 
 

@@ -13,9 +13,8 @@ import tiny
 from glassformer.core.nn import Tape
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import edits, look
-from glassformer.sight.recorded import trace
 from glassformer.sight.recording import Explanation
-from glassformer.sight.recording.trace import Trace
+from glassformer.sight.recording.trace import Trace, trace
 from mistakes import SENTENCES, mistake
 
 

@@ -3,10 +3,9 @@
 The type is the switch, numbers do the rest: mechanisms that exclude each other are different types
 in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by side.
 
-    model embed_head pool norm init                          what a model is made of: its ends, how it starts
-    feedforward position scaling mask recurrence             the parts of its blocks
+    model layers pool                                         what a model is made of: its ends, how it starts
+    position scaling mask recurrence                          what its blocks do to positions and texts
     mask_expressions                                          rules such as window(4) | every(8)
-    shapes mask_arrays                                        its parameters' shapes and its masks, without torch
     run objective optimizer                                   how a training goes: a run file's [train]
     serial                                                    config <-> dict, JSON and TOML; dotted overrides
 """
@@ -15,9 +14,19 @@ in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by si
 # mypy: implicit-reexport
 from __future__ import annotations
 
-from .embed_head import Embed, Head
-from .feedforward import MLP, Activation, FeedForward, GatedMLP, MoE
-from .init import Init
+from .layers import (
+    MLP,
+    Activation,
+    Embed,
+    FeedForward,
+    GatedMLP,
+    Head,
+    Init,
+    LayerNorm,
+    MoE,
+    Norm,
+    RMSNorm,
+)
 from .mask import (
     Both,
     Causal,
@@ -52,7 +61,6 @@ from .model import (
     source_embed,
     stacks,
 )
-from .norm import LayerNorm, Norm, RMSNorm
 from .pool import Pool, TokenHead
 from .position import Alibi, Learned, NoPosition, Position, RelativeBias, Rotary, Sinusoidal
 from .recurrence import GRU, LSTM, Additive, Cell, Recurrent, Summary

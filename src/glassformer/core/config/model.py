@@ -13,17 +13,25 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 from ..errors import UserError, need
-from .embed_head import Embed, Head
-from .feedforward import FeedForward
-from .init import Init
+from .layers import (
+    Embed,
+    FeedForward,
+    Head,
+    Init,
+    Norm,
+    RMSNorm,
+    Shapes,
+    indexed,
+    join,
+    linear,
+    shapes_of,
+)
 from .mask import Full, MaskRule
-from .norm import Norm, RMSNorm
 from .pool import Pool, TokenHead
 from .position import NoPosition, Position, RelativeBias, Rotary
 from .recurrence import Recurrent
 from .scaling import LongRopeScaling
 from .serial import NonNegativeInt, PositiveFloat, PositiveInt, Share, frozen
-from .shapes import Shapes, indexed, join, linear, shapes_of
 
 MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
 MOST_PARTS = 100_000  # blocks times experts; the largest published model has some 15,000

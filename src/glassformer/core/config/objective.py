@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 from ..errors import need
-from .embed_head import Head
+from .layers import Head
 from .model import Decoder, Encoder, Model
 from .serial import PositiveFloat, PositiveInt, Share, frozen, members, to_dict
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from ..errors import need
-from .feedforward import Activation
-from .norm import Norm
+from .layers import Activation, Norm, Shapes, join, linear, shapes_of
 from .serial import NonNegativeInt, PositiveInt, Share, frozen
-from .shapes import Shapes, join, linear, shapes_of
 
 
 @frozen

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
 from ..errors import need
+from .layers import Shapes, Unmultiplied, join, no_shapes, table
 from .scaling import LongRopeScaling, RopeScaling, YarnScaling
 from .serial import AtLeastTwo, NonNegativeInt, PositiveFloat, PositiveInt, Range, frozen
-from .shapes import Shapes, Unmultiplied, join, no_shapes, table
 
 
 @frozen

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from ..errors import need
+from .layers import Shapes, indexed, join, linear, shapes_of
 from .serial import PositiveInt, Share, frozen
-from .shapes import Shapes, indexed, join, linear, shapes_of
 
 
 def _cell(cfg: Any, inputs: int, width: int) -> Shapes:

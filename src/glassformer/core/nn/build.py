@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from .. import registry
+from ..config.layers import Shapes, Unmultiplied, describes
 from ..config.mask import MaskRule, Rule
 from ..config.serial import members
-from ..config.shapes import Shapes, Unmultiplied, describes
 from ..errors import UserError, need
 
 M = TypeVar("M", bound=Callable[..., Any])

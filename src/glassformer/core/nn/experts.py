@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import config
+from .attention import Look, unwatched
 from .build import build, builds
-from .engines import Look, unwatched
 from .flow import Flow, TracedModule
 from .layers import ACTIVATIONS, autocast, linear
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from .. import config
-from ..config.mask_arrays import TokenInfo, allowed
+from ..config.mask import TokenInfo, allowed
 from .build import build, builds
 
 # Functions already in config, which draws and counts masks without torch; of a user's own rule

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from .. import config as configs
 from ..config.model import longer_hint
 from ..errors import UserError
+from .attention import AttentionEngine, engine_name
 from .build import build, builds
 from .cache import KV, Cache, CrossKV, MixerState
 from .cross_attention import CrossAttention
 from .dropout import dropout_module
-from .engines import AttentionEngine, engine_name
 from .flow import Flow, TracedModule
 from .hooks import Tape
 from .layers import linear, norm

@@ -2,29 +2,32 @@
 
 Ids are those of the `tokenizers` library. Long texts, and all texts of a tokenizer read from
 tiktoken's ranks, are encoded by tiktoken, where its ids are proven to be the same
-(``formats/tiktoken_backend.py``).
+(``formats/tiktoken_backend.py``). The library's panics, hangs and silent losses become sentences.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import re
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from .. import registry
-from ..errors import UserError, need
-from . import library, tokenizer_json
-from .decoders import byte_decoder
-from .library import Place
-from .tokenizer_json import ByRank, Roles, Spec
-from .vocabulary import Vocabulary
+from ..errors import UserError, library_errors, need
+from . import tokenizer_json
+from .tokenizer_json import ByRank, Roles, Spec, byte_decoder, ids_of, make_spec, steps
+from .vocabulary import Vocabulary, byte_alphabet
 
 if TYPE_CHECKING:
     import tokenizers
+
 
 # the one key that to_json may add to a tokenizer.json: roles played by unusual names
 EXTRA = "glassformer"
@@ -114,7 +117,7 @@ class Tokenizer(Vocabulary):
         before = [self._end("bos", "beginning", self.bos)] if bos else []
         after = [self._end("eos", "end", self.eos)] if eos else []
         with_specials = functools.partial(self._by_library, special=True)
-        encode = with_specials if special else self.encoder(library.count_characters(texts))
+        encode = with_specials if special else self.encoder(count_characters(texts))
         lists = [ids if isinstance(ids, list) else ids.tolist() for ids in encode(texts)]
         return [[*before, *ids, *after] for ids in lists] if before or after else lists
 
@@ -144,7 +147,7 @@ class Tokenizer(Vocabulary):
 
     def _by_library(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
         chosen = self._special if special else self._plain
-        return [answer.ids for answer in library.encodings(chosen, texts, "encode_batch_fast")]
+        return [answer.ids for answer in encodings(chosen, texts, "encode_batch_fast")]
 
     def encode_pair(
         self,
@@ -200,16 +203,16 @@ class Tokenizer(Vocabulary):
     @functools.cached_property
     def frame(self) -> tuple[list[int], list[int]]:
         """Ids that the file puts before and after a text; none where it says nothing."""
-        places = library.places(self._tables, self._source, pair=False)
+        places = places_around(self._tables, self._source, pair=False)
         at = [text for text, _, _ in places].index(0)
         return [id for _, id, _ in places[:at]], [id for _, id, _ in places[at + 1 :]]
 
     @functools.cached_property
     def _frames(self) -> tuple[list[Place], list[Place]]:
         """Special tokens around one text and two: the file's, else cls or bos and sep or eos."""
-        double = library.places(self._tables, self._source, pair=True)
+        double = places_around(self._tables, self._source, pair=True)
         if any(text is None for text, _, _ in double):
-            return library.places(self._tables, self._source, pair=False), double
+            return places_around(self._tables, self._source, pair=False), double
         bos = None if self.bos == self.eos else self.bos
         opens = bos if self.cls is None else self.cls
         closes = self.eos if self.sep is None else self.sep
@@ -223,7 +226,7 @@ class Tokenizer(Vocabulary):
         Tokens that share a character, such as the bytes of an emoji, each have that character's
         span.
         """
-        (answer,) = library.encodings(self._special if special else self._plain, [text])
+        (answer,) = encodings(self._special if special else self._plain, [text])
         spans: list[tuple[int, int]] = answer.offsets
         return spans
 
@@ -242,7 +245,7 @@ class Tokenizer(Vocabulary):
 
     def encode_continuation(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids and spans of a text that continues another: nothing is put in front of it."""
-        (answer,) = library.encodings(self._plain, [f"\n{text}"])
+        (answer,) = encodings(self._plain, [f"\n{text}"])
         ids, offsets = answer.ids, answer.offsets
         first = next((at for at, (_, end) in enumerate(offsets) if end > 1), len(ids))
         return ids[first:], [(max(start - 1, 0), end - 1) for start, end in offsets[first:]]
@@ -254,18 +257,18 @@ class Tokenizer(Vocabulary):
     @functools.cached_property
     def _plain_spec(self) -> Spec:
         """The same, with a model that finds no special token in plain text."""
-        return library.marking_lost(tokenizer_json.without_specials(self.spec))
+        return marking_lost(tokenizer_json.without_specials(self.spec))
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that leaves special tokens in a text as plain text."""
-        plain = library.load(self._plain_spec, self._source)
+        plain = open_library(self._plain_spec, self._source)
         plain.encode_special_tokens = True
         return plain
 
     @functools.cached_property
     def _special(self) -> tokenizers.Tokenizer:
-        return library.load(library.marking_lost(self.spec), self._source)
+        return open_library(marking_lost(self.spec), self._source)
 
     # ------------------------------------------------------------------------------------ files
 
@@ -294,3 +297,165 @@ def cut_sizes(texts: Sequence[Sequence[int]], room: int) -> tuple[int, int]:
     short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0
     first = room - short if len(texts) == 1 or len(texts[0]) > len(texts[1]) else short
     return first, room - first
+
+
+T = TypeVar("T")
+# which text, or None for a token of its own, its id, its segment
+Place: TypeAlias = tuple[int | None, int, int]
+
+UNWATCHED = 1 << 14  # characters; what is smaller is done at once
+SECONDS, RATE = 10.0, 50_000  # the budget: these, and a second for so many characters
+TICK = 0.1  # seconds between two looks at the clock
+LOST = "\0 lost"  # stands where a BPE without an unknown token would leave a character out
+
+# .abandoned: set once the thread's pool was left by an exception (formats/tiktoken_backend.py)
+worker = threading.local()
+
+
+# ------------------------------------------------------------------------------------ opening
+
+
+def open_library(spec: Spec, source: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer; it adds nothing around a text and trims no spans."""
+    import tokenizers
+
+    none = f"{source} holds no tokenizer that can be used"
+    with library_errors(lambda error: UserError(f"{none} ({reason(error)}); restore it.")):
+        return tokenizers.Tokenizer.from_str(
+            json.dumps({**spec, "post_processor": None}, ensure_ascii=False)
+        )
+
+
+def reason(error: BaseException) -> str:
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    return first if len(first) <= 200 else first[:200] + "..."
+
+
+def marking_lost(spec: Spec) -> Spec:
+    """The specification with a token ``LOST`` for each character the model would leave out.
+
+    Only a BPE with no unknown token leaves any out, where not every byte is an entry; others come
+    back as they are.
+    """
+    model = spec["model"]
+    if model["type"] != "BPE" or model.get("unk_token") is not None:
+        return spec
+    before = [*steps(spec.get("normalizer")), *steps(spec.get("pre_tokenizer"))]
+    letters: set[str] = set()
+    if model.get("byte_fallback"):
+        letters = {f"<0x{byte:02X}>" for byte in range(256)}
+    elif any(step.get("type") == "ByteLevel" for step in before):
+        letters = {*byte_alphabet().values()}
+    affixed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    if letters and letters <= model["vocab"].keys() and not affixed:
+        return spec
+    ids = ids_of(spec)
+    ids[LOST] = max(ids.values(), default=-1) + 1
+    return {**spec, "model": {**model, "vocab": ids, "unk_token": LOST, "fuse_unk": False}}
+
+
+def places_around(spec: Spec, source: str, pair: bool) -> list[Place]:
+    """The tokens that the post-processor puts around a text or a pair."""
+    import tokenizers
+
+    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    tiny = json.dumps(make_spec(words, post_processor=spec.get("post_processor")))
+    badly = f"{source} says badly what stands around a text"
+    with library_errors(lambda error: UserError(f"{badly} ({reason(error)}); restore it.")):
+        encoding = tokenizers.Tokenizer.from_str(tiny).encode("a", "a" if pair else None)
+    return list(zip(encoding.sequence_ids, encoding.ids, encoding.type_ids, strict=True))
+
+
+# ------------------------------------------------------------------------------------ encoding
+
+
+def encodings(
+    library: tokenizers.Tokenizer, texts: Sequence[str], method: str = "encode_batch"
+) -> list[tokenizers.Encoding]:
+    """The library's answers, within a budget; UserError where it panics or finds no id.
+
+    By a batch even for one text: else the library keeps Python's lock.
+    """
+
+    def work() -> list[tokenizers.Encoding]:
+        answers: list[tokenizers.Encoding] = getattr(library, method)(
+            texts, add_special_tokens=False
+        )
+        return answers
+
+    with library_errors(lambda error: refusal(texts, library, error)):
+        answers = within_budget(work, count_characters(texts)) if texts else []
+    lost = library.token_to_id(LOST)
+    if lost is not None and any(lost in answer.ids for answer in answers):
+        raise refusal(texts, library, LookupError("it has no token for what it does not know"))
+    return answers
+
+
+def count_characters(texts: Sequence[Any]) -> int:
+    """Characters of all texts; what is not a text is refused later."""
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
+def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, error: BaseException) -> UserError:
+    """Why the library could not encode these texts: the first one that is none or unknown."""
+    for text in texts:
+        if not isinstance(text, str):
+            return UserError(
+                f"A tokenizer encodes texts, and this is a {type(text).__name__}; give a str."
+            )
+        for letter in dict.fromkeys(text):
+            at = text.index(letter)
+            if 0xD800 <= ord(letter) < 0xE000:
+                return UserError(
+                    f"Character {at} of the text is half of a surrogate pair; remove it."
+                )
+            if not _knows(letter, library):
+                return UserError(
+                    "The tokenizer does not know the character "
+                    f"{json.dumps(letter, ensure_ascii=False)} (number {at} "
+                    f"of the text); remove it or train a tokenizer on text that has it."
+                )
+    return UserError(
+        f"The tokenizer cannot encode this text ({reason(error)}); use another tokenizer."
+    )
+
+
+def _knows(letter: str, library: tokenizers.Tokenizer) -> bool:
+    try:
+        return library.token_to_id(LOST) not in library.encode(letter, add_special_tokens=False).ids
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        return not isinstance(error, Exception)  # a panic is the library's fault, not the letter's
+
+
+def within_budget(work: Callable[[], T], characters: int) -> T:
+    """Do ``work`` on a text of so many characters; UserError when its budget is spent.
+
+    The budget is of processor time, so that a busy machine ends nothing. The work itself cannot be
+    ended: it goes on in a thread that does not keep the process alive.
+    """
+    if characters < UNWATCHED:
+        return work()
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # the library's own panics are not Exceptions
+            future.set_exception(error)
+
+    abandoned: threading.Event = getattr(worker, "abandoned", threading.Event())
+    threading.Thread(target=run, daemon=True).start()
+    wall, processor = time.monotonic(), time.process_time()
+    budget = SECONDS + characters / RATE
+    while not future.done():
+        with contextlib.suppress(TimeoutError):
+            return future.result(TICK)
+        spent = min(time.monotonic() - wall, time.process_time() - processor)
+        if spent > budget or abandoned.is_set():
+            raise UserError(
+                f"This tokenizer needs over {budget:.0f} seconds for {characters:,} characters; "
+                "give shorter texts, or another tokenizer."
+            )
+    return future.result()

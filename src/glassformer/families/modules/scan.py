@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.config.shapes import Shapes
+from ...core.config.layers import Shapes
 from ...core.errors import need
 from ...core.nn.cache import MixerState
 from ...core.nn.flow import Flow, TracedModule

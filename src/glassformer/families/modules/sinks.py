@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.nn.attention import Attention
+from ...core.nn.attention import Attention, AttentionInputs, Look, eager_attention
 from ...core.nn.build import builds
-from ...core.nn.engines import AttentionInputs, Look, eager_attention
 from ...core.nn.experts import MoE
 from ...core.nn.flow import Flow
 from ...core.nn.layers import linear

@@ -46,6 +46,10 @@ class Packed:
     scales: Tensor | None
     build: str
 
+    def __post_init__(self) -> None:
+        if self.build != "torch":
+            function(f"matmul_{self.kind}", self.build)  # looked up before it is in a hurry
+
     @cached_property
     def multiply(self) -> Any:
         """The C function that multiplies with it."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ...core import config
 from ...core.errors import need
 from ...core.nn import Model
-from ...core.nn.engines import AttentionEngine, AttentionInputs, attend
+from ...core.nn.attention import AttentionEngine, AttentionInputs, attend
 from ...core.nn.experts import MoE
 from ...core.nn.flow import Flow
 from ...core.nn.layers import MLP, GatedMLP, LayerNorm, Linear, Projection, RMSNorm

@@ -18,7 +18,7 @@ from ...fast.fused import fuse
 from ...fast.kernels import PAGE
 from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
-from ...formats.first_use import check_now
+from ...formats.mapped import check_now
 from .runner import PagedRunner, StateRunner
 from .scheduler import PagePool, Windows
 

@@ -28,12 +28,13 @@ from .operations import (
     Edit,
     Geometry,
     Key,
+    Line,
     Operation,
     Value,
+    calling_line,
     function_name,
     tensors_of,
 )
-from .source import Line, calling_line
 from .written_out import attention
 
 IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"}

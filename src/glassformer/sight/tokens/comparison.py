@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
-from ...core.tokenizer.decoders import BYTE_TOKEN
 from ...core.tokenizer.tokenizer import Tokenizer
+from ...core.tokenizer.tokenizer_json import BYTE_TOKEN
 from ..labels import visible
 
 SAMPLE = (

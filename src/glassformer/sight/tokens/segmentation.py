@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 from ...core.errors import UserError
 from ...core.files import JsonObject
-from ...core.tokenizer import library
-from ...core.tokenizer.tokenizer import Tokenizer
+from ...core.tokenizer.tokenizer import Tokenizer, open_library
 from ...core.tokenizer.tokenizer_json import ids_of
 
 UNKNOWN_PENALTY = 10.0  # below the worst score: what Unigram gives a character that is in no piece
@@ -113,7 +112,7 @@ class Tracer:
                 if not {first, right, first + right} & tokenizer.specials.keys()
             }
             letters = {**self.model, "merges": [], "ignore_merges": False}
-            self.letters = library.load({**spec, "model": letters}, "The tokenizer").model.tokenize
+            self.letters = open_library({**spec, "model": letters}, "The tokenizer").model.tokenize
         if self.algorithm == "Unigram":
             self.scores: dict[str, float] = dict(self.model["vocab"])
             self.longest = max(map(len, self.scores))

@@ -297,6 +297,57 @@ def test_a_grammar_that_takes_long_ends_and_not_its_neighbours() -> None:
     assert time.thread_time() - start < 2 * grammars.MOST_SECONDS + 0.02 * len(tokens)
 
 
+def test_the_slow_grammars_of_a_client_take_a_share_of_the_time(monkeypatch) -> None:
+    """Each request alone keeps to its bound; thirty of one client would hold up all others. What it
+    owes is paid back as time goes by."""
+    from types import SimpleNamespace
+
+    from glassformer.serve import grammars
+    from glassformer.serve.engine.sequence import QueueFull
+
+    clock = SimpleNamespace(now=0.0)
+    fake = SimpleNamespace(monotonic=lambda: clock.now, thread_time=lambda: clock.now)
+    monkeypatch.setattr(grammars, "time", fake)
+    monkeypatch.setattr(grammars, "_paid_at", {})
+
+    class Slow:
+        consume_token = bool
+
+        def deep_copy(self) -> Slow:
+            return self
+
+        def compute_bitmask(self) -> bytes:
+            clock.now += 0.5
+            return b"\xff"
+
+        def is_error(self) -> bool:
+            return False
+
+        get_error = str
+
+    def ask(client: str) -> None:
+        grammars.guides(Slow(), 8, client)()([])
+
+    allowed = 0
+    with pytest.raises(QueueFull, match="of this client take too long"):
+        for _ in range(30):
+            ask("attacks")
+            allowed += 1
+    assert 8 <= allowed <= 12
+    before = clock.now
+    ask("another")
+    clock.now = before + 1.0
+    with pytest.raises(QueueFull):
+        for _ in range(2):
+            ask("attacks")
+    clock.now += 2 * grammars.MOST_SECONDS / grammars.CLIENT_SHARE
+    ask("attacks")
+    ask("another")
+    clock.now += 60
+    ask("third")
+    assert [*grammars._paid_at] == ["third"]  # nobody else owes anything
+
+
 REPEATED = "((a{1,100}){1,100}){1,100}"
 PROPERTIES = {f"property_{number}": {"type": "integer"} for number in range(1500)}
 

@@ -144,7 +144,8 @@ async def engine_request(
     if body.grammar is not None:
         need(not body.ignore_eos, "A grammar says where the answer ends; leave out ignore_eos.")
         compile = grammars.guide_factory
-        guide = await context.run_heavy(compile, tokenizer, vocab, *body.grammar)
+        kind, source = body.grammar
+        guide = await context.run_heavy(compile, tokenizer, vocab, kind, source, context.client)
     eos = frozenset() if body.ignore_eos else tokenizer.end_ids
     if guide is not None and tokenizer.eos is not None:  # a grammar ends with it
         eos |= {tokenizer.eos}

@@ -21,7 +21,7 @@ from ..core.errors import need
 from ..core.tokenizer import Tokenizer
 from .asgi.limits import MOST_SCHEMA
 from .asgi.replies import HttpError, refuse
-from .engine.sequence import Guide
+from .engine.sequence import Guide, QueueFull
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 # and each of its tokens adds to them.
 MOST_SECONDS = 2.0
 TOKEN_SECONDS = 0.01
+# What the masks of all requests of a client take beyond that, it pays back by this share of the time that goes by;
+# while it owes more than two requests may take, its next masks are refused.
+CLIENT_SHARE = 0.25
+_paid_at: dict[str, float] = {}  # by client, of those that owe something
 # or a small model writes nothing else
 SPACES: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
 ENFORCED_KEYWORDS = """
@@ -46,9 +50,11 @@ LIST_KEYWORDS = ("anyOf", "allOf", "prefixItems")
 SCHEMA_KEYWORDS = ("items", "additionalProperties")
 
 
-def guide_factory(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> Callable[[], Guide]:
-    """Compiles a grammar to a factory of Guides, one per continuation. Raises HttpError 400 for
-    unsupported grammars."""
+def guide_factory(
+    tokenizer: Tokenizer, vocab: int, kind: str, source: Any, client: str = ""
+) -> Callable[[], Guide]:
+    """Compiles a client's grammar to a factory of Guides, one per continuation. Raises HttpError 400
+    for unsupported grammars."""
     from llguidance import LLMatcher, LLParserLimits
 
     first = LLMatcher(
@@ -70,12 +76,12 @@ def guide_factory(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> C
         f"The {name} cannot be enforced: {_one_line(problem)}",
         code="bad_grammar",
     )
-    return guides(first, vocab)
+    return guides(first, vocab, client)
 
 
-def guides(first: Any, vocab: int) -> Callable[[], Guide]:
+def guides(first: Any, vocab: int, client: str = "") -> Callable[[], Guide]:
     """A factory of Guides that begin where the matcher ``first`` stands. They raise UserError where it
-    allows nothing, and where together they take too long."""
+    allows nothing, and where together they take too long; QueueFull where all of the ``client`` do."""
     seconds = MOST_SECONDS
 
     def guide() -> Guide:
@@ -85,11 +91,14 @@ def guides(first: Any, vocab: int) -> Callable[[], Guide]:
         def allowed(tokens: Sequence[int]) -> Tensor:
             """Boolean mask (V,) of the tokens allowed after those so far."""
             nonlocal seconds, consumed
+            _check_debt(client)
             start = time.thread_time()
             fits = all(map(matcher.consume_token, tokens[consumed:]))
             consumed = len(tokens)
             mask = matcher.compute_bitmask()
-            seconds = min(seconds - time.thread_time() + start + TOKEN_SECONDS, MOST_SECONDS)
+            excess = time.thread_time() - start - TOKEN_SECONDS
+            _owe(client, excess)
+            seconds = min(seconds - excess, MOST_SECONDS)
             need(
                 seconds > 0,
                 "The grammar takes too long because it is ambiguous; rewrite it so that each "
@@ -106,6 +115,21 @@ def guides(first: Any, vocab: int) -> Callable[[], Guide]:
         return allowed
 
     return guide
+
+
+def _check_debt(client: str) -> None:
+    """Raises QueueFull for a client whose masks have taken too long until now."""
+    owed = _paid_at.get(client, 0.0) - time.monotonic()
+    if owed * CLIENT_SHARE > 2 * MOST_SECONDS:
+        raise QueueFull("The grammars of this client take too long together; send this later.")
+
+
+def _owe(client: str, seconds: float) -> None:
+    now = time.monotonic()
+    if seconds > 0:
+        _paid_at[client] = max(now, _paid_at.get(client, now)) + seconds / CLIENT_SHARE
+    for name in [name for name, end in [*_paid_at.items()] if end < now]:
+        _paid_at.pop(name, None)
 
 
 def _one_line(message: str) -> str:

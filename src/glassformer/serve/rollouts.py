@@ -20,7 +20,12 @@ from ..core.generation.sample import Sampling, log_probability
 from ..core.nn import Model, build_model, lora
 from ..core.training.loss import ONE_SHOT
 from ..fast import kernels
-from ..fast.training.sampled_order import Documents, hidden_states, padded_states, sampled_order
+from ..fast.training.sampled_order import (
+    PackedDocuments,
+    hidden_states,
+    padded_states,
+    sampled_order,
+)
 from .engine import Completion, Engine, Request
 
 if TYPE_CHECKING:
@@ -48,7 +53,7 @@ class Sampler:
         return (
             plan.rewinds
             and kernels.path() != "torch"
-            and all(isinstance(each.mask, EXACT) for each in stack.attentions)
+            and all(isinstance(attention.mask, EXACT) for attention in stack.attentions)
         )
 
     def draw(
@@ -74,7 +79,7 @@ class Sampler:
     ) -> tuple[Tensor, Tensor | None]:
         """The log-probabilities (N,) of each text's tokens from its ``since`` on, as training computes
         them, and the mixtures' loss; ``exact``: with the sampler's bits."""
-        documents = Documents([text[:-1] for text in texts], self.engine.max_context)
+        documents = PackedDocuments([text[:-1] for text in texts], self.engine.max_context)
         view: Any = sampled_order(model, self.engine.memory_plan.model) if exact else model
         hidden, flow = hidden_states(view, documents) if exact else padded_states(view, documents)
         first = torch.tensor(since)[documents.rows]

@@ -48,15 +48,15 @@ class _Valued(torch.autograd.Function):
         return None, grad
 
 
-def valued(sampler: Callable[..., Tensor], own: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """The value of ``sampler(*inputs)`` with the gradient of ``own(*inputs)``."""
+def valued(sampler: Callable[..., Tensor], module: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """The value of ``sampler(*inputs)`` with the gradient of ``module(*inputs)``."""
     with torch.no_grad():  # a norm asks whether x has a gradient
         value = sampler(*(x.detach() if isinstance(x, Tensor) else x for x in inputs))
-    result: Tensor = _Valued.apply(value, own(*inputs))  # type: ignore[no-untyped-call]
+    result: Tensor = _Valued.apply(value, module(*inputs))  # type: ignore[no-untyped-call]
     return result
 
 
-class _Product(torch.autograd.Function):
+class _SampledProduct(torch.autograd.Function):
     """x (..., C) times a matrix (N, C), plus a bias, by the kernels; the gradient by ordinary
     products."""
 
@@ -79,7 +79,7 @@ class _Product(torch.autograd.Function):
 
 def product(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """x (..., C) times a matrix (N, C), plus a bias (N,), in the sampler's order."""
-    result: Tensor = _Product.apply(x, matrix, bias)  # type: ignore[no-untyped-call]
+    result: Tensor = _SampledProduct.apply(x, matrix, bias)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -109,15 +109,15 @@ class SampledProjection(Projection):
 class SampledModule(nn.Module):
     """A module with the values of the sampler's and the gradient of its own."""
 
-    def __init__(self, own: nn.Module, sampler: nn.Module) -> None:
+    def __init__(self, module: nn.Module, sampler: nn.Module) -> None:
         super().__init__()
-        self.own, self.sampler = own, sampler
+        self.module, self.sampler = module, sampler
 
     def forward(self, x: Tensor, *flow: Flow) -> Tensor:
         apart = [copy.copy(one_pass) for one_pass in flow]
         for one_pass in apart:  # losses and metrics count once
             one_pass.aux, one_pass.metrics = {}, {}
-        return valued(lambda x: self.sampler(x, *apart), lambda x: self.own(x, *flow), x)
+        return valued(lambda x: self.sampler(x, *apart), lambda x: self.module(x, *flow), x)
 
 
 def sampled_order(model: Model, sampler: Model) -> Model:
@@ -146,7 +146,7 @@ def sampled_order(model: Model, sampler: Model) -> Model:
 
 
 @dataclass(frozen=True)
-class Documents:
+class PackedDocuments:
     """Texts end to end, each from position 0; ``context`` is the sampler's."""
 
     texts: Sequence[Sequence[int]]
@@ -201,9 +201,9 @@ class Documents:
             places = torch.arange(self.context)[None]
             term = inputs.position.bias(places[:, -1:], places)
             bias = None if term is None else term[0, :, 0].flip(-1).float().contiguous()
-        where = self.tables, self.rows.int(), self.pos.int() + 1
+        layout = self.tables, self.rows.int(), self.pos.int() + 1
         window = rule.size if isinstance(rule, config.Window) else None
-        z = paged_attention(q, pages, *where, inputs.scale, window, inputs.softcap, bias)
+        z = paged_attention(q, pages, *layout, inputs.scale, window, inputs.softcap, bias)
         return z.transpose(0, 1)[None]
 
     def differentiable(self, inputs: AttentionInputs) -> Tensor:
@@ -216,7 +216,7 @@ class Documents:
         return z.transpose(0, 1)[:, self.rows, self.pos][None]
 
 
-def hidden_states(view: Any, documents: Documents) -> tuple[Tensor, Flow]:
+def hidden_states(view: Any, documents: PackedDocuments) -> tuple[Tensor, Flow]:
     """The last hidden states (N, C) of all tokens by a view that ``sampled_order`` made, and the
     flow of the pass."""
     tokens = torch.tensor([*itertools.chain(*documents.texts)])[None]
@@ -227,7 +227,7 @@ def hidden_states(view: Any, documents: Documents) -> tuple[Tensor, Flow]:
     return hidden[0], flow
 
 
-def padded_states(model: Any, documents: Documents) -> tuple[Tensor, Flow]:
+def padded_states(model: Any, documents: PackedDocuments) -> tuple[Tensor, Flow]:
     """The same by the ordinary forward pass, a text a row; its bits are not the sampler's."""
     tokens = torch.zeros_like(documents.padded)
     tokens[documents.rows, documents.pos] = torch.tensor([*itertools.chain(*documents.texts)])

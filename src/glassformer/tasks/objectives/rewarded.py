@@ -17,13 +17,13 @@ from ...core import registry
 from ...core.config.serial import PositiveFloat, PositiveInt, Share, frozen
 from ...core.errors import need
 from ..conversations import ConversationRecord
-from ..encoded import Encoded, Side
 from ..example_table import Conversation, Example, ExampleTable
 from ..rewards import find_reward, rewarded
 from .sft import CHATML, Conversations
 
 if TYPE_CHECKING:
     from ...core.training.loss import Loss
+    from ..encoded import Encoded
     from .documents import Batch, Fit, Tensor, Tokenizer
 
 NO_SPREAD = 1e-4  # added to a group's deviation
@@ -90,20 +90,24 @@ class Rewarded(Conversations):
         return row.prompt()
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """As for conversations; without a template, prompts are plain text."""
+        """The tokenizer gets its template as for conversations; without one, prompts are plain text."""
         if self.template or tokenizer.chat_template or tokenizer.specials.keys() >= {*CHATML}:
             super().prepare_tokenizer(tokenizer)
 
     def encode(self, table: ExampleTable, tokenizer: Tokenizer, fit: Fit) -> Encoded:
         """Prompts as ids, each in a row of its own; labels are their numbers."""
         from ..answer_weights import template_of
+        from ..encoded import Encoded, Side
 
         find_reward(self.reward)
         need(self.group > 1, "A group of 1 has no mean to be better than; give 2 or more.")
         template = template_of(tokenizer, self.date) if tokenizer.chat_template else None
-        known, numbers = self.prompts, list[int]()
+        by_location, numbers = self.prompts, list[int]()
         self.__dict__["_tokenizer"] = tokenizer
-        columns, places = list[dict[str, Any]](), {place: at for at, place in enumerate(known)}
+        columns, places = (
+            list[dict[str, Any]](),
+            {place: at for at, place in enumerate(by_location)},
+        )
         for example in table:
             (conversation,) = example.conversations
             ids = (
@@ -114,9 +118,9 @@ class Rewarded(Conversations):
             (ids,) = fit(example, [ids], self.max_new, "prompt with its answer")
             location = f"{table.name} line {example.line}"
             need(bool(ids), f"{location} has a prompt without a token; fix or remove it.")
-            known[location] = Prompt([*map(int, ids)], conversation, location)
+            by_location[location] = Prompt([*map(int, ids)], conversation, location)
             numbers.append(places.setdefault(location, len(places)))
-            columns.append(_row(known[location].ids, fit.context))
+            columns.append(_row(by_location[location].ids, fit.context))
         side = Side.of(**{name: [row[name] for row in columns] for name in columns[0]})
         return Encoded(table.name, (side,), np.array(numbers))
 
@@ -126,7 +130,8 @@ class Rewarded(Conversations):
         return encoded
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """Of answers drawn now; in validation minus the mean reward of the likeliest answers."""
+        """The loss of answers drawn now; in validation it is minus the mean reward of the likeliest
+        answers."""
         import torch
 
         from ...core.training.loss import Loss
@@ -134,8 +139,8 @@ class Rewarded(Conversations):
         model = getattr(model, "_orig_mod", model)
         training = torch.is_grad_enabled()
         assert batch.labels is not None
-        known = [*self.prompts.values()]
-        prompts = [known[number] for number in batch.labels.tolist()]
+        all_prompts = [*self.prompts.values()]
+        prompts = [all_prompts[number] for number in batch.labels.tolist()]
         was_training = model.training
         model.eval()  # what is drawn and what is learned from are of one pass, without dropout
         try:
@@ -168,23 +173,23 @@ class Rewarded(Conversations):
         count = self.group if training else 1
         seeds = torch.randint(2**62, (len(prompts),)).tolist() if training else None
         drawn = sampler.draw([prompt.ids for prompt in prompts], count, self.max_new, seeds)
-        pairs = [(p, each) for p, group in zip(prompts, drawn, strict=True) for each in group]
+        pairs = [(p, drawing) for p, group in zip(prompts, drawn, strict=True) for drawing in group]
         rewards = torch.tensor(
             [
                 rewarded(
-                    self.reward, each.text, p.conversation.record or {}, p.location, self.seconds
+                    self.reward, drawing.text, p.conversation.record or {}, p.location, self.seconds
                 )
-                for p, each in pairs
+                for p, drawing in pairs
             ]
         )
-        sizes = torch.tensor([len(each.tokens) for _, each in pairs])
+        sizes = torch.tensor([len(drawing.tokens) for _, drawing in pairs])
         return sampler, Rollout(
-            [[*p.ids, *each.tokens] for p, each in pairs],
+            [[*p.ids, *drawing.tokens] for p, drawing in pairs],
             [len(p.ids) for p, _ in pairs],
-            [each.text for _, each in pairs],
+            [drawing.text for _, drawing in pairs],
             rewards,
             self.advantages(rewards.view(-1, count)).flatten() if count > 1 else rewards,
-            torch.tensor([log for _, each in pairs for log in each.logprobs]),
+            torch.tensor([log for _, drawing in pairs for log in drawing.logprobs]),
             torch.arange(len(pairs)).repeat_interleave(sizes),
         )
 

@@ -14,9 +14,8 @@ import sys
 import pytest
 
 from glassformer import runs, training
-from glassformer.core.errors import UserError
+from glassformer.core.errors import Stuck, UserError
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.core.training.loop import Stuck
 from glassformer.formats import resolve
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import tokenise

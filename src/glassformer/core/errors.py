@@ -27,6 +27,10 @@ class UserError(ValueError):
         super().__init__(_shorten("".join(map(_escape, _shorten(sentence)))))
 
 
+class Stuck(UserError):
+    """A training cannot go on; its weights are those from before the step that it could not do."""
+
+
 def _shorten(text: str) -> str:
     half = (LONGEST - 5) // 2
     return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"

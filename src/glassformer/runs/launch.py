@@ -19,10 +19,10 @@ from typing import Any
 from ..core import files
 from ..core.config import serial
 from ..core.config.run import Train
-from ..core.errors import UserError, need, note
+from ..core.errors import Stuck, UserError, need, note
 from ..core.memory import available_memory, gibibytes
 from ..core.nn.experts import MoE
-from ..core.training.loop import State, Stuck, TrainStep, train
+from ..core.training.loop import State, TrainStep, train
 from ..fast import device as devices
 from ..fast.training.execution import ExecutionSettings, choose_by_table, choose_execution
 from ..formats import store

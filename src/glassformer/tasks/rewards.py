@@ -18,8 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from ..core.errors import UserError, need
-from ..core.training.loop import Stuck
+from ..core.errors import Stuck, UserError, need
 
 Record: TypeAlias = Mapping[str, Any]
 RewardFunction: TypeAlias = Callable[[str, Record], float]

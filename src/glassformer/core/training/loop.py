@@ -21,7 +21,7 @@ from torch import Tensor
 from .. import registry
 from ..config import run
 from ..config.objective import Objective
-from ..errors import UserError
+from ..errors import Stuck
 from ..nn import Model
 from .batches import Batch
 from .causal import Causal
@@ -61,10 +61,6 @@ class State:
             return self.model
         self.bf16_replica.follow()
         return self.bf16_replica.model
-
-
-class Stuck(UserError):
-    """Too many steps in a row were skipped; the weights are those from before the first."""
 
 
 @dataclass

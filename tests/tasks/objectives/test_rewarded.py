@@ -104,20 +104,25 @@ def digits(answer, record):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
+    return model_of_sums(tmp_path_factory.mktemp("base"), 30)
+
+
+def model_of_sums(folder, steps):
     """A small model that answers sums, some of them rightly, and prompts beside it."""
-    folder = tmp_path_factory.mktemp("base")
     sums = [(f"{a}+{b}", str(a + b)) for a in range(10) for b in range(10)]
     for name, second in (("chat", "completion"), ("prompts", "answer")):
         rows = ({"prompt": prompt, second: answer} for prompt, answer in sums)
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    chat = {"recipe": "glass/200k", "data.tokenizer": "byte", "objective": "Chat", "steps": 30}
+    chat = {"recipe": "glass/200k", "data.tokenizer": "byte", "objective": "Chat"}
     chat |= {"data.train": str(folder / "chat.jsonl"), "batch": 8, "context": 64}
+    chat |= {"steps": steps}
     runs.run(run_file.read_run(None, {**RUN, **chat}), folder / "model")
     return folder
 
 
 def settings(base, objective="", **more):
-    table = f'{{type = "Rewarded", reward = "digits", group = 4, max_new = 3{objective}}}'
+    chosen = objective if "reward =" in objective else f', reward = "digits", group = 4{objective}'
+    table = f'{{type = "Rewarded", max_new = 3{chosen}}}'
     paths = {"from": str(base / "model"), "data.train": str(base / "prompts.jsonl")}
     return run_file.read_run(None, {**RUN, **paths, "objective": table, **more})
 
@@ -156,16 +161,18 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, more, base, tmp_path, m
 
 
 @pytest.mark.slow
-def test_sums_are_learned_by_their_reward_alone(base, tmp_path):
+def test_sums_are_learned_by_their_reward_alone(tmp_path):
+    base = model_of_sums(tmp_path, 150)
     chosen = settings(
         base,
-        ', method = "dapo"',
-        **{"steps": 100, "batch": 16, "optimizer.lr": 0.002, "evaluate_every": 50},
-        **{"objective.reward": "exact", "data.valid": str(base / "prompts.jsonl")},
+        ', method = "dapo", reward = "exact", group = 8',
+        **{"steps": 150, "batch": 16, "optimizer.lr": 0.002, "evaluate_every": 50},
+        **{"data.valid": str(base / "prompts.jsonl")},
     )
     runs.run(chosen, tmp_path / "run")
     rewards = [step["reward"] for step in steps_of(tmp_path / "run")]
-    assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.1
+    assert np.mean(rewards[:10]) < 0.65
+    assert np.mean(rewards[-10:]) > 0.85
 
 
 def test_a_rollout_is_shown_token_by_token(base, capsys):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "glassformer chat Qwen/Qwen3-0.6B",
     'glassformer chat out/chat --system "Answer in one sentence." --temperature 0',
-    "glassformer chat out/chat --seed 1 < questions.txt",
+    "glassformer chat out/chat --seed 1",
 )
 SAMPLING = {"temperature": 1.0, "top_p": None, "top_k": None}
 """Settings that a model's generation_config.json may name."""

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import glassformer
-from glassformer import config
+from glassformer import config, families
 from glassformer.cli import main
 from glassformer.core.config import serial
 from glassformer.core.generation import beam
@@ -52,7 +52,9 @@ save_every = 2
 @pytest.fixture(params=["alone", "beside attention", "beside a window"])
 def cfg(request, monkeypatch):
     """A decoder whose blocks mix tokens by the page's MinGRU, known while the test runs."""
-    monkeypatch.setattr(serial, "_MEMBERS", {})
+    families.all()  # their types are known on
+    known = {slot: dict(types) for slot, types in serial._MEMBERS.items()}
+    monkeypatch.setattr(serial, "_MEMBERS", known)
     monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(makers()))
     monkeypatch.setattr(extend, "_USED", set())
     glassformer.use(OWN)

@@ -16,7 +16,7 @@ import torch
 
 import glassformer
 import tiny
-from glassformer import config, nn
+from glassformer import config, families, nn
 from glassformer.core.config import Embed, serial
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.tokenizer import train
@@ -215,7 +215,9 @@ def requests(name):
 def mixer_model():
     """A decoder of docs/extending.md's token mixer and attention, in turns."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(serial, "_MEMBERS", {})
+        families.all()  # their types are known on
+        known = {slot: dict(types) for slot, types in serial._MEMBERS.items()}
+        monkeypatch.setattr(serial, "_MEMBERS", known)
         builders = importlib.import_module("glassformer.core.nn.build")
         monkeypatch.setattr(builders, "_MAKERS", dict(builders.makers()))
         monkeypatch.setattr(extend, "_USED", set())

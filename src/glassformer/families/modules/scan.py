@@ -132,7 +132,7 @@ def convolve(
         earlier = x[:, taps - 1 - back : taps - 1 - back + columns]
         if not flow.contiguous:
             earlier = torch.where((pos >= back)[..., None], earlier, 0.0)
-        total = torch.addcmul(total, earlier, weight[:, 0, -1 - back])
+        total = total + earlier * weight[:, 0, -1 - back]
     if bias is not None:
         total = total + bias
     last = x[:, columns:]

@@ -63,7 +63,8 @@ def main() -> None:
         ratio.sum().backward()
         model.zero_grad()
         if number < 2:
-            equal, low, high = int((logs == drawn).sum()), float(ratio.min()), float(ratio.max())
+            equal = int((logs == drawn).sum())
+            low, high = map(float, ratio.detach().aminmax())
             name = "on " if exact else "off"
             print(
                 f"switch {name}: {equal:,} of {len(drawn):,} equal in bits, ratio {low:.9g} to {high:.9g}"

@@ -6,10 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
+from folders import snapshot
 from glassformer import runs
 from glassformer.commands.train import write_sample
 from glassformer.core.errors import UserError
-from glassformer.runs import run_file
+from glassformer.runs import launch, run_file
 
 LINES = [
     f"the {word} {verb} the {letter}"
@@ -54,6 +57,22 @@ def trained(mesh, folder, out, more, resume=False, speaks=False):
     except UserError as error:
         return str(error)
     return [ended.step, ended.loss, ended.valid_loss]
+
+
+def run_and_resume(settings, whole, cut, monkeypatch, at=3):
+    """The last checkpoints of a run, and of one that is cut at a step and goes on, as files."""
+    runs.run(settings, whole)
+    first = launch.Log.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            launch.Log,
+            "__call__",
+            lambda self, step: first(self, step) or (step.index == at and 1 / 0),
+        )
+        with pytest.raises(ZeroDivisionError):
+            runs.run(settings, cut)
+    runs.run(settings, cut, resume=True)
+    return [snapshot(run / "step-000004") for run in (whole, cut)]
 
 
 def begun(out, run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -195,31 +196,25 @@ def rollouts(
     table = read_examples(name, objective, columns=columns)
     objective.encode(table, tokenizer, Fit(table.name, context, "no"))
     seed(0)
-    records, lines = list[dict[str, Any]](), list[str]()
+    prompts = [*objective.prompts.values()][:show]
+    sampler, rollout = objective.rollout(loaded, prompts, context, True)
+    with torch.no_grad():
+        logs, _ = sampler.score(loaded, rollout.texts, rollout.since, sampler.exact)
+    ratio, advantage = (logs - rollout.drawn).exp(), rollout.advantages[rollout.answer]
+    clipped = objective.is_clipped(ratio, advantage)
+    facts = (x.tolist() for x in (rollout.drawn, logs, ratio, advantage, clipped))
+    tokens_of, records, lines = zip(*facts, strict=True), list[dict[str, Any]](), list[str]()
     headings = ("drawn", "training", "ratio", "advantage", "clipped", "token")
-    for prompt in [*objective.prompts.values()][:show]:
-        sampler, rollout = objective.rollout(loaded, [prompt], context, True)
-        with torch.no_grad():
-            logs, _ = sampler.score(loaded, rollout.texts, rollout.since, sampler.exact)
-        ratio = (logs - rollout.drawn).exp()
-        advantage = rollout.advantages[rollout.answer]
-        clipped = objective.is_clipped(ratio, advantage)
-        columns_ = (rollout.drawn, logs, ratio, advantage, clipped)
-        rows = list(zip(*(column.tolist() for column in columns_), strict=True))
-        for number, text in enumerate(rollout.texts):
-            ids = text[rollout.since[number] :]
-            tokens = [
-                row for row, at in zip(rows, rollout.answer.tolist(), strict=True) if at == number
-            ]
-            value = float(rollout.rewards[number])
-            pieces = display_texts(tokenizer, ids)
-            cells = [
-                (*(f"{x:.6g}" for x in row[:4]), "yes" if row[4] else "no", piece)
-                for row, piece in zip(tokens, pieces, strict=True)
-            ]
-            title = f"{prompt.location}, answer {number + 1}: reward {value:g}"
-            lines += ["", title, *text_table.lines([headings, *cells], left_columns=(5,))]
-            records.append(
-                {"place": prompt.location, "reward": value, "tokens": tokens, "ids": ids}
-            )
+    for number, text in enumerate(rollout.texts):
+        at, answer = divmod(number, objective.group)
+        ids, value = text[rollout.since[number] :], float(rollout.rewards[number])
+        tokens = [*itertools.islice(tokens_of, len(ids))]
+        cells = [
+            (*(f"{x:.6g}" for x in row[:4]), "yes" if row[4] else "no", piece)
+            for row, piece in zip(tokens, display_texts(tokenizer, ids), strict=True)
+        ]
+        place = prompts[at].location
+        lines += ["", f"{place}, answer {answer + 1}: reward {value:g}"]
+        lines += text_table.lines([headings, *cells], left_columns=(5,))
+        records.append({"place": place, "reward": value, "tokens": tokens, "ids": ids})
     return CommandOutput(records, lines[1:])

@@ -88,12 +88,12 @@ class Sampler:
             [token for text, n in zip(texts, since, strict=True) for token in text[n:]]
         )
 
-        def of(states: Tensor, tokens: Tensor) -> Tensor:
+        def log_of(states: Tensor, tokens: Tensor) -> Tensor:
             return log_probability(view.head(states[None], view.embed)[0], tokens)
 
         rows = max(1, ONE_SHOT // model.config.embed.vocab)
         pieces = zip(torch.split(hidden[places], rows), torch.split(targets, rows), strict=True)
         once = len(targets) <= rows
-        logs = [of(*x) if once else checkpoint(of, *x, use_reentrant=False) for x in pieces]
+        logs = [log_of(*x) if once else checkpoint(log_of, *x, use_reentrant=False) for x in pieces]
         aux = torch.stack([*flow.aux.values()]).sum() if flow.aux else None
         return torch.cat(logs), aux

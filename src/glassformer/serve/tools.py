@@ -53,14 +53,14 @@ FORMATS = {
     '"parameters":': CallFormat("", "", "parameters"),
 }
 """Formats by what their templates say: Hermes and Qwen, Mistral, Llama 3."""
-OTHERS = ("<function=", "<arg_key>", "[ARGS]")
+UNREAD = ("<function=", "<arg_key>", "[ARGS]")
 """Signs of formats that would be taken for one of these: Qwen3-Coder, GLM-4.5, later Mistral."""
 
 
 def call_format(template: str) -> CallFormat | None:
     """The format in which a chat template writes calls; None for one that is not read here."""
     forms = (FORMATS[sign] for sign in FORMATS if sign in template)
-    return None if any(sign in template for sign in OTHERS) else next(forms, None)
+    return None if any(sign in template for sign in UNREAD) else next(forms, None)
 
 
 def grammar(

@@ -94,18 +94,18 @@ def find_reward(name: str) -> RewardFunction:
     return REWARDS[name]
 
 
-def rewarded(name: str, answer: str, record: Record, location: str, seconds: float) -> float:
+def compute_reward(name: str, answer: str, record: Record, location: str, seconds: float) -> float:
     """The reward of an answer. FailedReward, with the line, where it raises, is no finite number, or
     takes longer than ``seconds``."""
     function, outcome = find_reward(name), list[Any]()
 
-    def compute() -> None:
+    def run() -> None:
         try:
             outcome.append(function(answer, record))
         except Exception as error:
             outcome.append(error)
 
-    thread = threading.Thread(target=compute, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
     value = outcome[0] if outcome else None

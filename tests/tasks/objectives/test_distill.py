@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -12,17 +13,17 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import tiny
-from folders import snapshot
 from glassformer import runs
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
-from glassformer.runs import launch, run_file
+from glassformer.runs import run_file
 from glassformer.tasks.encoded import encode
 from glassformer.tasks.example_batches import ExampleBatches
 from glassformer.tasks.examples import read_examples
-from glassformer.tasks.objectives import Chat, Distill
+from glassformer.tasks.objectives import Chat, Distill, distill
 from mistakes import mistake
+from small_runs import run_and_resume
 
 ROWS = [
     {"prompt": "the cat", "completion": "sat on the mat"},
@@ -101,6 +102,35 @@ def test_what_is_refused_says_so(home, tmp_path):
     (tmp_path / "bad.npz").write_text("x")
     with mistake("is no file of saved logits"):
         batch_of(Distill(logits=str(tmp_path / "bad.npz")), home)
+    saved = {"teacher": str(home / "teacher"), "logits": str(tmp_path / "l.npz")}
+    batch_of(Distill(**saved, top=3), home)
+    with mistake("holds the 3 likeliest tokens of each place; set train.objective.top = 3"):
+        batch_of(Distill(**saved), home)
+
+
+def test_saved_logits_are_those_of_the_teacher_that_is_named(home, tmp_path):
+    """A file that another teacher filled is added to; a vocabulary smaller than ``top`` is whole."""
+    objectives = [
+        Distill(teacher=str(home / name), logits=str(tmp_path / "l.npz"), top=10_000, alpha=1.0)
+        for name in ("teacher", "student")
+    ]
+    losses = []
+    for objective in (*objectives, dataclasses.replace(objectives[1], teacher="")):
+        model, batch = batch_of(objective, home)
+        losses.append(objective.loss(model, batch).sum.item())
+    assert losses[0] > 1
+    assert losses[1] == losses[2] == pytest.approx(0, abs=1e-4)
+
+
+def test_a_run_does_not_go_on_with_another_teacher(home, tmp_path):
+    shutil.copytree(home / "teacher", tmp_path / "teacher")
+    more = {"from": str(home / "student"), "data.train": str(home / "chat.jsonl")}
+    more |= {"objective": "Distill", "train.objective.teacher": str(tmp_path / "teacher")}
+    runs.run(run_file.read_run(None, {**SIZES, **more, "steps": 2}), tmp_path / "run")
+    shutil.copytree(home / "student", tmp_path / "teacher", dirs_exist_ok=True)
+    distill._teacher.cache_clear()
+    with mistake("other data"):
+        runs.run(run_file.read_run(None, {**SIZES, **more}), tmp_path / "run", resume=True)
 
 
 SIZES = {
@@ -125,16 +155,5 @@ def test_a_resumed_run_is_the_undisturbed_one(more, home, tmp_path, monkeypatch)
     more = {**more, "from": str(home / "student"), "data.train": str(home / "chat.jsonl")}
     more |= {"objective": "Distill", "train.objective.teacher": str(home / "teacher")}
     settings = run_file.read_run(None, {**SIZES, **more})
-    runs.run(settings, tmp_path / "whole")
-    first = launch.Log.__call__
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            launch.Log,
-            "__call__",
-            lambda self, step: first(self, step) or (step.index == 3 and 1 / 0),
-        )
-        with pytest.raises(ZeroDivisionError):
-            runs.run(settings, tmp_path / "cut")
-    runs.run(settings, tmp_path / "cut", resume=True)
-    whole, cut = (snapshot(tmp_path / name / "step-000004") for name in ("whole", "cut"))
+    whole, cut = run_and_resume(settings, tmp_path / "whole", tmp_path / "cut", monkeypatch)
     assert {**whole, "state.json": b""} == {**cut, "state.json": b""}

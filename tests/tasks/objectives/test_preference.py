@@ -15,18 +15,18 @@ from torch.testing import assert_close
 
 import glassformer
 import tiny
-from folders import snapshot
 from glassformer import runs
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import tokenizer_files
 from glassformer.formats.chat_template import CHATML
-from glassformer.runs import launch, run_file
+from glassformer.runs import run_file
 from glassformer.tasks.encoded import encode
 from glassformer.tasks.example_batches import each_once
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Chat, Preference, Reward
 from mistakes import mistake
+from small_runs import run_and_resume
 
 PAIRS = [
     {"prompt": "the cat", "chosen": "sat on the mat", "rejected": "dog"},
@@ -172,18 +172,7 @@ def test_a_resumed_run_is_the_undisturbed_one(more, base, tmp_path, monkeypatch)
     file = "chat" if more["objective"] == "Chat" else "pairs"
     more = {**more, "from": str(base / "model"), "data.train": str(base / f"{file}.jsonl")}
     settings = run_file.read_run(None, {**SIZES, **more})
-    runs.run(settings, tmp_path / "whole")
-    first = launch.Log.__call__
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            launch.Log,
-            "__call__",
-            lambda self, step: first(self, step) or (step.index == 3 and 1 / 0),
-        )
-        with pytest.raises(ZeroDivisionError):
-            runs.run(settings, tmp_path / "cut")
-    runs.run(settings, tmp_path / "cut", resume=True)
-    whole, cut = (snapshot(tmp_path / name / "step-000004") for name in ("whole", "cut"))
+    whole, cut = run_and_resume(settings, tmp_path / "whole", tmp_path / "cut", monkeypatch)
     assert {**whole, "state.json": b""} == {**cut, "state.json": b""}
     assert whole["chat_template.jinja"].decode() == CHATML
     ends = [

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from folders import snapshot
 from glassformer import cli, runs
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.runs import launch, run_file
+from glassformer.runs import run_file
 from glassformer.tasks import rewards
 from glassformer.tasks.encoded import Fit
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Rewarded
 from glassformer.tasks.objectives.rewarded import Rollout
 from mistakes import mistake
+from small_runs import run_and_resume
 
 SIZES = [3, 1, 4, 2, 2, 5]  # tokens of two groups of three answers
 REWARDS = [1.0, 0.0, 0.5, 2.0, 2.0, -1.0]
@@ -142,18 +142,7 @@ def steps_of(folder):
 )
 def test_a_resumed_run_is_the_undisturbed_one(objective, more, base, tmp_path, monkeypatch):
     chosen = settings(base, objective, **more)
-    runs.run(chosen, tmp_path / "whole")
-    first = launch.Log.__call__
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            launch.Log,
-            "__call__",
-            lambda self, step: first(self, step) or (step.index == 3 and 1 / 0),
-        )
-        with pytest.raises(ZeroDivisionError):
-            runs.run(chosen, tmp_path / "cut")
-    runs.run(chosen, tmp_path / "cut", resume=True)
-    whole, cut = (snapshot(tmp_path / name / "step-000004") for name in ("whole", "cut"))
+    whole, cut = run_and_resume(chosen, tmp_path / "whole", tmp_path / "cut", monkeypatch)
     assert {**whole, "state.json": b""} == {**cut, "state.json": b""}
     steps = steps_of(tmp_path / "whole")
     assert {step[name] for step in steps for name in ("ratio_low", "ratio_high")} == {1.0}

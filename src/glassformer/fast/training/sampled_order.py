@@ -36,7 +36,7 @@ from .. import kernels
 from ..kernels import PAGE, Pages, paged_attention
 
 
-class _Valued(torch.autograd.Function):
+class _WithValue(torch.autograd.Function):
     """The first tensor's value with the second one's gradient."""
 
     @staticmethod
@@ -48,11 +48,13 @@ class _Valued(torch.autograd.Function):
         return None, grad
 
 
-def valued(sampler: Callable[..., Tensor], module: Callable[..., Tensor], *inputs: Any) -> Tensor:
+def with_value(
+    sampler: Callable[..., Tensor], module: Callable[..., Tensor], *inputs: Any
+) -> Tensor:
     """The value of ``sampler(*inputs)`` with the gradient of ``module(*inputs)``."""
     with torch.no_grad():  # a norm asks whether x has a gradient
         value = sampler(*(x.detach() if isinstance(x, Tensor) else x for x in inputs))
-    result: Tensor = _Valued.apply(value, module(*inputs))  # type: ignore[no-untyped-call]
+    result: Tensor = _WithValue.apply(value, module(*inputs))  # type: ignore[no-untyped-call]
     return result
 
 
@@ -90,7 +92,7 @@ class SampledLinear(Linear):
         self.__dict__.update(layer.__dict__)
         self.effective = layer.matrix
         if isinstance(layer, LoRALinear):
-            self.effective = lambda: valued(layer.merged_weight, layer.matrix)
+            self.effective = lambda: with_value(layer.merged_weight, layer.matrix)
 
     def forward(self, x: Tensor) -> Tensor:
         return product(x, self.effective(), self.bias)
@@ -117,7 +119,7 @@ class SampledModule(nn.Module):
         apart = [copy.copy(one_pass) for one_pass in flow]
         for one_pass in apart:  # losses and metrics count once
             one_pass.aux, one_pass.metrics = {}, {}
-        return valued(lambda x: self.sampler(x, *apart), lambda x: self.module(x, *flow), x)
+        return with_value(lambda x: self.sampler(x, *apart), lambda x: self.module(x, *flow), x)
 
 
 def sampled_order(model: Model, sampler: Model) -> Model:
@@ -141,7 +143,7 @@ def sampled_order(model: Model, sampler: Model) -> Model:
     for path in activations:  # their products were exchanged, so that each is a copy already
         feedforward: Any = view.get_submodule(path)
         twin: Any = sampler.get_submodule(path)
-        feedforward.act = partial(valued, twin.act, feedforward.act)
+        feedforward.act = partial(with_value, twin.act, feedforward.act)
     return view
 
 
@@ -188,7 +190,7 @@ class PackedDocuments:
 
     def attention(self, inputs: AttentionInputs) -> Tensor:
         """z (1, H, N, W), from pages as the sampler reads them."""
-        return valued(self.from_pages, self.differentiable, inputs)
+        return with_value(self.from_pages, self.differentiable, inputs)
 
     def from_pages(self, inputs: AttentionInputs) -> Tensor:
         """The value of an attention."""

@@ -48,37 +48,48 @@ class Distill(Chat):
 
     def encode(self, table: ExampleTable, tokenizer: Tokenizer, fit: Fit) -> Encoded:
         """The conversations; with saved logits each knows where its tokens are among them."""
+        from ...formats import store
+
         encoded = super().encode(table, tokenizer, fit)
         fields = "train.objective.teacher = FOLDER, or train.objective.logits = FILE.npz"
         need(
             bool(self.teacher or self.logits), f"Distill learns from a teacher; name it: {fields}."
         )
+        judge = ""  # none: whoever filled the file
         if self.teacher:
-            reads = _teacher(self.teacher, "cpu")[1]
+            teacher, reads = _teacher(self.teacher, "cpu")
             need(
                 reads is not None and reads.fingerprint == tokenizer.fingerprint,
                 f"The teacher {self.teacher} has another tokenizer than the student; both have to "
                 "read the same tokens.",
             )
+            judge = store.digest(teacher)
         if not self.logits:
-            return encoded
-        path, key = Path(self.logits).expanduser(), f"{encoded.key} {tokenizer.fingerprint}"
+            return replace(encoded, judge=judge)
+        path, key = Path(self.logits).expanduser(), f"{encoded.key} {tokenizer.fingerprint} {judge}"
         sizes, ids, logits = _saved(path) if path.exists() else ({}, None, None)
-        if key not in sizes:
+        most = min(self.top, tokenizer.size)
+        width = most if ids is None else ids.shape[1]
+        need(
+            width == most,
+            f"{path} holds the {width} likeliest tokens of each place; set train.objective.top = "
+            f"{width}, or name another file.",
+        )
+        if not any(name.startswith(key) for name in sizes):
             need(bool(self.teacher), f"{path} has no logits of {table.name}; name a teacher.")
-            more = self._likeliest(encoded, fit.context)
+            more = self._likeliest(encoded, fit.context, width)
             pairs = zip((ids, logits), more, strict=True)
             columns = [new if old is None else np.concatenate([old, new]) for old, new in pairs]
             sizes = {**sizes, key: len(more[0])}
             _save(path, keys=[*sizes], sizes=[*sizes.values()], ids=columns[0], logits=columns[1])
-        names = [*sizes]
-        before = sum(sizes[name] for name in names[: names.index(key)])
-        side = encoded.sides[0]
+        at = max(at for at, name in enumerate(sizes) if name.startswith(key))
+        side, before = encoded.sides[0], sum([*sizes.values()][:at])
         targets_before = np.concatenate([[0], np.cumsum(side.columns["targets"] >= 0)])
-        return replace(encoded, reference=(before + targets_before[side.starts[:-1]])[:, None])
+        rows = (before + targets_before[side.starts[:-1]])[:, None]
+        return replace(encoded, reference=rows, judge=[*sizes][at].rpartition(" ")[2])
 
-    def _likeliest(self, encoded: Encoded, context: int) -> tuple[Array, Array]:
-        """The teacher's likeliest tokens at each counted place, and their logits (N, top)."""
+    def _likeliest(self, encoded: Encoded, context: int, width: int) -> tuple[Array, Array]:
+        """The teacher's likeliest tokens at each counted place, and their logits (N, width)."""
         import torch
 
         from ...core.training.loss import forward
@@ -90,7 +101,7 @@ class Distill(Chat):
             for batch in each_once(encoded, BATCH, context):
                 batch = batch.to(torch.device(device))
                 hidden = forward(model, batch).hidden.flatten(0, 1)[batch.target_indices()]
-                best = model.head(hidden, model.embed).float().topk(self.top)
+                best = model.head(hidden, model.embed).float().topk(width)
                 ids.append(best.indices.int().cpu().numpy())
                 logits.append(best.values.cpu().numpy())
         return np.concatenate(ids), np.concatenate(logits)

@@ -18,7 +18,7 @@ from ...core.config.serial import PositiveFloat, PositiveInt, Share, frozen
 from ...core.errors import need
 from ..conversations import ConversationRecord
 from ..example_table import Conversation, Example, ExampleTable
-from ..rewards import find_reward, rewarded
+from ..rewards import compute_reward, find_reward
 from .sft import CHATML, Conversations
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Rewarded(Conversations):
         pairs = [(p, drawing) for p, group in zip(prompts, drawn, strict=True) for drawing in group]
         rewards = torch.tensor(
             [
-                rewarded(
+                compute_reward(
                     self.reward, drawing.text, p.conversation.record or {}, p.location, self.seconds
                 )
                 for p, drawing in pairs

@@ -17,11 +17,13 @@ import pytest
 
 import glassformer
 import tiny
+from glassformer.commands.chat import saved_sampling
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.formats.chat_template import CHATML, ChatTemplate
 from glassformer.tasks.objectives import Chat
+from mistakes import mistake
 
 TEXTS = ["the cat sat on the mat and the dog sat on the log a b c d user assistant system"] * 4
 
@@ -141,11 +143,30 @@ def test_a_base_model_is_refused(terminal):
 
 
 def test_settings_come_from_the_folder(folder, tmp_path):
-    from glassformer.commands.chat import saved_sampling
-
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
     assert saved_sampling(tmp_path) == {"temperature": 0.6, "top_p": None, "top_k": 20}
     assert saved_sampling(folder)["temperature"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("saved_settings", "expected"),
+    [
+        ({"temperature": None, "top_k": 0, "top_p": 0.9}, (1.0, 0.9, None)),
+        ({"do_sample": False, "temperature": 0.7}, (0.0, None, None)),
+        ({}, (1.0, None, None)),
+    ],
+)
+def test_settings_are_read_as_transformers_reads_them(saved_settings, expected, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(saved_settings))
+    assert tuple(saved_sampling(tmp_path).values()) == expected
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k"])
+@pytest.mark.parametrize("value", ["x", True, [1]])
+def test_a_setting_that_is_no_number_is_refused(name, value, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    with mistake(f'generation_config.json: "{name}" is .*, which is no number'):
+        saved_sampling(tmp_path)
 
 
 class Pseudo:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from glassformer.tasks.rewards import REWARDS, find_reward, rewarded
+from glassformer.tasks.rewards import REWARDS, compute_reward, find_reward
 from mistakes import mistake
 
 
@@ -24,14 +24,14 @@ from mistakes import mistake
     ],
 )
 def test_the_worth_of_an_answer(name, answer, record, value):
-    assert rewarded(name, answer, record, "line 1", 5) == value
+    assert compute_reward(name, answer, record, "line 1", 5) == value
 
 
 def test_json_is_held_to_a_schema():
     pytest.importorskip("jsonschema")
     record = {"schema": {"type": "object", "required": ["a"]}}
     for answer, value in (('{"a": 1}', 1), ('{"b": 1}', 0), ("{", 0)):
-        assert rewarded("json_schema", answer, record, "line 1", 5) == value
+        assert compute_reward("json_schema", answer, record, "line 1", 5) == value
 
 
 def waits(answer, record):
@@ -52,7 +52,7 @@ def waits(answer, record):
 def test_a_reward_that_is_no_number_is_named_by_its_line(function, words, monkeypatch):
     monkeypatch.setitem(REWARDS, "of_mine", function)
     with mistake("prompts line 3", "reward of_mine", words):
-        rewarded("of_mine", "a", {}, "prompts line 3", 0.1)
+        compute_reward("of_mine", "a", {}, "prompts line 3", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_reward_that_is_no_number_is_named_by_its_line(function, words, monkey
 )
 def test_a_record_that_a_reward_cannot_use(name, record, words):
     with mistake("line 3", words):
-        rewarded(name, "a", record, "line 3", 5)
+        compute_reward(name, "a", record, "line 3", 5)
 
 
 def test_an_unknown_reward_is_refused():

@@ -129,7 +129,7 @@ def test_a_run_does_not_go_on_with_another_teacher(home, tmp_path):
     runs.run(run_file.read_run(None, {**SIZES, **more, "steps": 2}), tmp_path / "run")
     shutil.copytree(home / "student", tmp_path / "teacher", dirs_exist_ok=True)
     distill._teacher.cache_clear()
-    with mistake("other data"):
+    with mistake("another content of the training data"):
         runs.run(run_file.read_run(None, {**SIZES, **more}), tmp_path / "run", resume=True)
 
 

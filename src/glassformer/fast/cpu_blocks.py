@@ -18,6 +18,9 @@ from ..core.nn.dropout import keep_mask
 
 BLOCK = 128
 """Queries in a block: enough for the matrix kernels, few enough that little is computed in vain."""
+SCORES = 1 << 22
+"""Scores of a prompt in memory at once, in fp32. More leave the caches, and the system
+takes and gives their pages anew for each block."""
 
 
 def blocks_attention(inputs: AttentionInputs) -> Tensor:
@@ -47,6 +50,8 @@ def prefill_attention(inputs: AttentionInputs) -> Tensor:
     # the pattern meets v in bf16
     k, v = k.reshape(heads, keys, -1).float(), v.reshape(heads, keys, -1)
     out = torch.empty(q.shape, dtype=v.dtype)
+    heads_at_once = max(1, SCORES // (group * BLOCK // 2 * keys))
+    head_groups = [slice(i, i + heads_at_once) for i in range(0, heads, heads_at_once)]
     for start, end, seen in _query_blocks(q.shape[2], keys, True, BLOCK // 2):
         # oneDNN keeps what it makes for each size it meets, so there are eight sizes an octave
         size = max(BLOCK // 2, 1 << (seen.bit_length() - 4))
@@ -54,11 +59,12 @@ def prefill_attention(inputs: AttentionInputs) -> Tensor:
         causal_bias = (
             torch.full((end - start, visible), float("-inf")).triu_(1 + start).repeat(group, 1)
         )
-        scores = torch.baddbmm(
-            causal_bias, q[:, :, start:end].flatten(1, 2), k[:, :visible].mT, alpha=inputs.scale
-        )
-        output = torch.bmm(scores.softmax(-1).to(v.dtype), v[:, :visible])
-        out[:, :, start:end] = output.view(heads, group, end - start, -1)
+        for head_group in head_groups:
+            queries = q[head_group, :, start:end].flatten(1, 2)
+            seen_keys = k[head_group, :visible].mT
+            scores = torch.baddbmm(causal_bias, queries, seen_keys, alpha=inputs.scale)
+            output = torch.bmm(scores.softmax(-1).to(v.dtype), v[head_group, :visible])
+            out[head_group, :, start:end] = output.view(-1, group, end - start, output.shape[-1])
     return out.view(inputs.q.shape)
 
 

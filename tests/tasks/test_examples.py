@@ -216,6 +216,8 @@ def test_what_does_not_fit_together_is_one_sentence(tmp_path):
         read_examples({"source": sides["source"]}, Seq2Seq())
     with mistake(r'no part "sorce".*Did you mean "source"'):
         read_examples({"sorce": "a", "target": "b"}, Seq2Seq())
+    with mistake(r'no part "text" in the examples of Seq2Seq'):  # it has one for another objective
+        read_examples({**sides, "text": sides["source"]}, Seq2Seq())
     with mistake(r'is not a file.*Did you mean "en"'):
         read_examples({"source": str(tmp_path / "enn"), "target": sides["target"]}, Seq2Seq())
     (tmp_path / "a.tsv").write_text("a\tyes\nb\tnon\n")

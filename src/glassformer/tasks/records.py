@@ -69,15 +69,13 @@ def records(
 
     Raises UserError with the line for what is not there.
     """
-    known_fields = dict.fromkeys(
-        field
-        for kind in members(Objective).values()
-        for field in kind.example_fields  # type: ignore[attr-defined]
-    )
+    kinds: Iterable[Any] = members(Objective).values() if conversational(objective) else [objective]
+    known_fields = dict.fromkeys(field for kind in kinds for field in kind.example_fields)
     for field in (*columns, *(source if isinstance(source, Mapping) else ())):
         if field not in known_fields:
             raise UserError(
-                f'There is no part "{field}" of an example.{nearest(field, known_fields)}'
+                f'There is no part "{field}" in the examples of {type(objective).__name__}.'
+                f"{nearest(field, known_fields)}"
             )
     fields = Fields(objective.example_fields, objective.optional, columns)
     if isinstance(source, Mapping):

@@ -179,6 +179,11 @@ def test_a_rollout_is_shown_token_by_token(base, capsys):
             assert not clipped
 
 
+def test_a_rollout_without_room_names_its_option(base, terminal):
+    line = f"data {base / 'prompts.jsonl'} --with {base / 'model'} --reward digits --max-new 4096"
+    assert "lower --max-new, or shorten the prompt" in terminal.refused(line)
+
+
 # ---------------------------------------------------------------------------- what goes wrong
 
 

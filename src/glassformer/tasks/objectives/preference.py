@@ -53,6 +53,10 @@ class Preference(Conversations):
         """True if the loss compares with the model that training begins from."""
         return self.method in ("dpo", "ipo")
 
+    @property
+    def smooths_labels(self) -> bool:
+        return self.method != "ipo"
+
     def example(self, row: ConversationRecord) -> Example:
         """Two conversations that begin alike."""
         return row.pair()

@@ -85,6 +85,10 @@ class Rewarded(Conversations):
         """True if the loss compares with the model that training begins from."""
         return self.beta > 0
 
+    @property
+    def smooths_labels(self) -> bool:
+        return False
+
     def example(self, row: ConversationRecord) -> Example:
         """A prompt and its record."""
         return row.prompt()

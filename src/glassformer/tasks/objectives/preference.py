@@ -47,6 +47,7 @@ class Preference(Conversations):
 
     example_fields = ("chosen", "rejected", "prompt")
     optional = ("prompt",)
+    without_reference = 'method = "simpo"'
 
     @property
     def needs_reference(self) -> bool:

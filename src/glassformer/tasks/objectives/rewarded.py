@@ -79,6 +79,7 @@ class Rewarded(Conversations):
 
     example_fields = ("prompt", "messages", "answer")
     optional = example_fields
+    without_reference = "beta = 0"
 
     @property
     def needs_reference(self) -> bool:

@@ -405,12 +405,12 @@ def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, error: BaseExce
                 f"A tokenizer encodes texts, and this is a {type(text).__name__}; give a str."
             )
         # a token that is read whole is none of its letters; "(?!)" matches nothing
-        whole = "|".join(
+        names = "|".join(
             re.escape(token.content)
             for token in library.get_added_tokens_decoder().values()
             if not (token.special and library.encode_special_tokens)
         )
-        letters = re.sub(whole or "(?!)", lambda name: BLANK * len(name[0]), text)
+        letters = re.sub(names or "(?!)", lambda name: BLANK * len(name[0]), text)
         for letter in dict.fromkeys(letters.replace(BLANK, "")):
             at = letters.index(letter)
             if 0xD800 <= ord(letter) < 0xE000:

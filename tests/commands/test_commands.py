@@ -236,15 +236,16 @@ def test_many_prompts_into_a_file_say_what_they_say_at_once(model, tmp_path, ter
 def test_prompts_come_from_a_file_and_from_standard_input(model, tmp_path, terminal):
     lines = tmp_path / "lines.txt"
     table = tmp_path / "table.jsonl"
-    lines.write_bytes("\ufeffone\r\ntwo\u2028 and\n".encode())  # as Windows writes them
-    table.write_text('\ufeff{"text": "one"}\n{"prompt": "two\\u2028 and"}\n')
+    # as Windows writes them; a lone return ends no line
+    lines.write_bytes("\ufeffone\r\ntwo\u2028\r and\n".encode())
+    table.write_text('\ufeff{"text": "one"}\n{"prompt": "two\\u2028\\r and"}\n')
 
     def rows(*words, stdin=b""):
         line = f"generate {model} --max-new 2 --temperature 0"
         rows = terminal.json(line, *words, stdin=stdin)["rows"]
         return [row | {"logprobs": None} for row in rows]
 
-    data = rows("one", "two\u2028 and")
+    data = rows("one", "two\u2028\r and")
     for name in (lines, table, "-"):
         assert rows("--prompts", name, "--batch", 1, stdin=lines.read_bytes()) == data
     (row,) = rows("-", stdin=b"one\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -100,6 +101,45 @@ def test_peft_gives_the_same_logits(saved, tmp_path):
         near(reference(tiny.tokens()).logits, logits(saved), 1e-4)
     reference.save_pretrained(tmp_path / "back")
     near(loaded(tmp_path / "back"), logits(saved))
+
+
+@pytest.fixture
+def tied(tmp_path):
+    """A model whose embedding is its head, trained with it; its base in base/, its adapter in a/."""
+    llama = tiny.DECODERS["llama"]
+    model = build_model(replace(llama, head=replace(llama.head, tied=True)), seed=1)
+    store.save(model, tmp_path / "base", layout="hf")
+    tuning.tune(model, objectives.LoRA(rank=3, modules_to_save=("embed.*",)))
+    with torch.no_grad():
+        model.embed.token.weight.mul_(-2)
+    store.save(model, tmp_path / "a", base=str(tmp_path / "base"))
+    return model.eval()
+
+
+def test_an_embedding_that_is_the_head_too(tied, tmp_path):
+    """PEFT trains a copy of its own and leaves what is tied to it as it was, so both are saved."""
+    near(loaded(tmp_path / "a"), logits(tied))
+    file, head = tmp_path / "a" / adapters.TENSORS, "base_model.model.lm_head.weight"
+    page = json.loads((tmp_path / "a" / adapters.PAGE).read_text())
+    assert page["modules_to_save"] == ["lm_head", "model.embed_tokens"]
+    tensors = load_file(file)
+    (tmp_path / "a" / "config.json").unlink()
+    save_file({**tensors, head: tensors[head] + 1}, file)
+    with mistake("two different tables for model.embed_tokens.weight and lm_head.weight"):
+        loaded(tmp_path / "a")
+    save_file({name: tensor for name, tensor in tensors.items() if name != head}, file)
+    with mistake("ties to lm_head.weight, which PEFT leaves as it was; name both"):
+        loaded(tmp_path / "a")
+
+
+def test_peft_ties_an_embedding_to_the_head(tied, tmp_path):
+    peft = pytest.importorskip("peft")
+    import transformers
+
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    reference = peft.PeftModel.from_pretrained(reference, str(tmp_path / "a")).eval()
+    with torch.no_grad():
+        near(reference(tiny.tokens()).logits, logits(tied), 1e-4)
 
 
 def test_an_adapter_of_another_base(peft):

@@ -164,6 +164,8 @@ def broken(folder, name):
             path.write_bytes(path.read_bytes()[:-100])
         case "column.parquet":
             parquet.write_table(table(FULL, "words"), path)
+        case "twice.parquet":
+            parquet.write_table(table(FULL).rename_columns(["text", "text"]), path)
         case "numbers.parquet":
             parquet.write_table(table(FULL).rename_columns(["other", "text"]), path)
         case "lost" | "cutarrow":

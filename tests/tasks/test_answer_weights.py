@@ -338,11 +338,11 @@ def test_answers_that_a_row_cuts_are_counted_and_said():
     model = dataclasses.replace(tiny.DECODERS["llama"], context=60)
     with mistake("chat.jsonl line 2 has a conversation of", "60"):
         encode(table, own, Chat(), model, 60)
-    kept = encode(table, own, Chat(), model, 60, "end")
-    assert len(kept) == 2
+    kept = encode(table_of(HI, long, long, late, HI, late, late), own, Chat(), model, 60, "end")
+    assert len(kept) == 4
     assert kept.notes == (
-        "chat.jsonl: answers cut at 60 tokens: 1",
-        "chat.jsonl: left out, for no answer is within 60 tokens: 1",
+        "chat.jsonl: answers cut at 60 tokens: 2",
+        "chat.jsonl: left out, for no answer is within 60 tokens: 3",
     )
     tails = encode(table, own, Chat(), model, 60, "start")
     assert len(tails) == 3
@@ -354,9 +354,60 @@ def test_a_template_that_writes_earlier_turns_anew_makes_several_texts():
     name = "thoughts only in the last answer"
     own = tokenizer(HABITS[name])
     own.chat_template = HABITS[name]
-    encoded = encode(table_of(HI, [*HI, *HI]), own, Chat(), tiny.DECODERS["llama"], 200)
-    assert len(encoded) == 3
-    assert "conversations in several texts" in encoded.notes[0]
+    twice = [*HI, *HI]
+    encoded = encode(table_of(HI, twice, twice), own, Chat(), tiny.DECODERS["llama"], 200)
+    assert len(encoded) == 5
+    text = "conversations in several texts, since the chat template writes earlier turns anew"
+    assert encoded.notes == (f"chat.jsonl: {text}: 2",)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "length"),
+    [("ab", "abc", 2), ("abc", "ab", 2), ("abc", "abd", 2), ("xbc", "abc", 0), ("", "a", 0)],
+)
+def test_the_beginning_that_two_texts_share(first, second, length):
+    assert answer_weights._common(first, second) == length
+
+
+class Bars:
+    """A template of which a bar closes each turn, and "#" a whole conversation."""
+
+    def closes(self, text):
+        return text.endswith("|")
+
+    def is_closing(self, text):
+        return set(text) <= {"#", "|"}
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "text", "ends"),
+    [
+        ("q|yes|", 6, "q|yes|q|no|", (6,)),  # as it was
+        ("q|yes|#", 7, "q|yes|q|no|", (6,)),  # without what closes the whole
+        ("q|yes|", 6, "q|yep|q|no|", None),  # another answer
+        ("q|yes|", 6, "q|q|no|", None),  # no answer: the bar before it closes the question
+        ("q|yes|z", 7, "q|yes|q|no|", None),  # a letter less
+        ("q|yes", 5, "q|yes q|no|", None),  # not closed
+    ],
+)
+def test_an_answer_that_a_longer_text_repeats(before, end, text, ends):
+    answers = (answer_weights.Answer(0, 1), answer_weights.Answer(2, end))
+    rendered = answer_weights.Rendered(before, answers, "")
+    actual = answer_weights._still_whole(Bars(), rendered, text)
+    assert actual == (() if ends is None else (answers[0], answer_weights.Answer(2, *ends)))
+
+
+def test_answers_of_the_prompt_are_only_read_where_a_template_marks_them():
+    marked = (
+        "{% for m in messages %}<|im_start|>{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    )
+    messages = (*HI, HI[0], {"role": "assistant", "content": "Yes."})
+    for first, weights in ((1, [1, 1]), (2, [0, 1]), (3, [0, 1])):
+        conversation = Conversation(messages, first=first)
+        (rendered,) = answer_weights.render(template_of(marked), conversation)
+        assert [answer.weight for answer in rendered.answers] == weights
 
 
 def test_packed_conversations_are_learned_as_alone():

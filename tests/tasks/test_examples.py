@@ -26,7 +26,7 @@ from glassformer.tasks.encoded import encode
 from glassformer.tasks.example_batches import ExampleBatches, each_once, in_order, pack
 from glassformer.tasks.example_table import Example, ExampleTable
 from glassformer.tasks.examples import read_examples
-from glassformer.tasks.objectives import Classify, Contrast, Seq2Seq
+from glassformer.tasks.objectives import Chat, Classify, Contrast, Seq2Seq
 from mistakes import mistake
 from packed import alone as documents
 
@@ -182,6 +182,8 @@ BAD = {
     ),
     "l.txt": (b"IN: a OUT: B\nIN: a\n", Seq2Seq(), "line 2 is not of the form"),
     "m.csv": (b'a,"b\n', Classify(), "not valid CSV"),
+    "mm.csv": (b"text,label\nWell, no,b\n", Classify(), "line 2 has 3 columns and the header 2"),
+    "mn.csv": (b"text,text,label\na,b,c\n", Classify(), 'several columns "text"; rename one'),
     "n.jsonl": (b'{"source": "a"}\n', Seq2Seq(), 'no column "target" for the target'),
     "o.jsonl": (b"{'a': 1}\n", Seq2Seq(), "line 1 is not valid JSON"),
     "p.jsonl": (b'\n["a"]\n', Seq2Seq(), "line 2 is not a JSON object"),
@@ -216,11 +218,16 @@ def test_what_does_not_fit_together_is_one_sentence(tmp_path):
         read_examples({"source": sides["source"]}, Seq2Seq())
     with mistake(r'no part "sorce".*Did you mean "source"'):
         read_examples({"sorce": "a", "target": "b"}, Seq2Seq())
+    with mistake(r'no part "text" in the examples of Seq2Seq'):  # it has one for another objective
+        read_examples({**sides, "text": sides["source"]}, Seq2Seq())
     with mistake(r'is not a file.*Did you mean "en"'):
         read_examples({"source": str(tmp_path / "enn"), "target": sides["target"]}, Seq2Seq())
     (tmp_path / "a.tsv").write_text("a\tyes\nb\tnon\n")
     with mistake(r'a.tsv line 2 has the label "non".*Did you mean "no"'):
         read_examples(str(tmp_path / "a.tsv"), Classify(), labels=("yes", "no"))
+    for objective in (Classify(regression=True), Chat()):
+        with mistake("chooses from no labels with these settings; leave data.labels out"):
+            read_examples(str(tmp_path / "a.tsv"), objective, labels=("yes", "no"))
     with mistake(r"too few to hold 0.9 of them out"):
         read_examples(str(tmp_path / "a.tsv"), Classify()).split(0.9)
 

@@ -477,6 +477,21 @@ def test_an_objective_that_does_not_fit_the_shape(objective, shape, message, dat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "objective",
+    [
+        objectives.Classify(regression=True),
+        objectives.Preference(method="ipo"),
+        objectives.Rewarded(),
+    ],
+)
+def test_label_smoothing_that_would_change_nothing(objective, data, tmp_path):
+    chosen = settings(data, "Classify", label_smoothing=0.1)
+    chosen = replace(chosen, train=replace(chosen.train, objective=objective))
+    with mistake("train.label_smoothing changes nothing in the loss of .*leave it out"):
+        runs.run(chosen, tmp_path / "run")
+
+
 def test_data_of_the_wrong_kind(data, tmp_path):
     query = settings(data, "Masked")
     wrong = replace(query, data=run_config.Examples(str(data / "labels.tsv")))

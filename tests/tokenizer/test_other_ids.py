@@ -111,6 +111,8 @@ def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path):
     for sample in ("abxa", "<end>", "ab\nc"):
         with mistake(r"does not know the character .* \(number "):
             actual.encode(sample)
+    with mistake(r'"x" \(number 6 of the text\)'):  # not the "<" of the special token before it
+        actual.encode("a<end>x<end>", special=True)
     assert from_json(actual.to_json()).fingerprint == actual.fingerprint
 
 

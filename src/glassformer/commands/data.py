@@ -194,7 +194,8 @@ def rollouts(
     objective, context = Rewarded(**settings), loaded.config.context
     objective.prepare_tokenizer(tokenizer)
     table = read_examples(name, objective, columns=columns)
-    objective.encode(table, tokenizer, Fit(table.name, context, "no"))
+    fix = "lower --max-new, or shorten the prompt."
+    objective.encode(table, tokenizer, Fit(table.name, context, "no", fix))
     seed(0)
     prompts = [*objective.prompts.values()][:show]
     sampler, rollout = objective.rollout(loaded, prompts, context, True)

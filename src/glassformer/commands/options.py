@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from collections.abc import Sequence
@@ -142,7 +143,7 @@ def read_text(text: str) -> str:
     lines = len(text.splitlines())
     if lines > 1:
         note(f"Standard input is one text of {lines:,} lines; --prompts - reads a text a line.")
-    return text.removesuffix("\n")
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def read_texts(texts: Sequence[str]) -> list[str]:
@@ -152,6 +153,8 @@ def read_texts(texts: Sequence[str]) -> list[str]:
 def standard_input() -> str:
     """Reads all of standard input; UserError where it is not text."""
     need(sys.stdin is not None, "There is no standard input; give a text or a file.")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(newline="")  # no line end is translated, as in a file
     try:
         text = sys.stdin.read()
         text.encode()

@@ -53,7 +53,7 @@ def read_prompts(source: str) -> list[str]:
 
 def read_file(name: str) -> str:
     try:
-        return Path(name).read_text(encoding="utf-8")
+        return Path(name).read_bytes().decode()  # no line end is translated
     except OSError as error:
         hint = files.nearest_path(Path(name))
         raise UserError(

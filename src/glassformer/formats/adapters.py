@@ -14,7 +14,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ..core.errors import UserError, need
 from ..core.files import read_json
 from ..core.nn import Model
 from ..core.nn.finite import is_finite
-from ..families.names import Table
+from ..families.names import Pairs, Table
 from ..families.recipe import ConfigReader
 from . import tuning, weights
 
@@ -58,11 +58,18 @@ class AdapterMatrix:
 
 @dataclass(frozen=True)
 class Naming:
-    """A way in which files may name the weights: links, and a prefix that the names have lost."""
+    """A way in which files may name the weights: links, a prefix that the names have lost, and
+    (copy, original) of what is tied."""
 
     links: list[weights.Link]
     prefix: str
     shapes: Mapping[str, Shape]
+    tied: Pairs = ()
+
+    def copies(self, wholes: Collection[str]) -> dict[str, str]:
+        """The tied copies of these weights, each with its original."""
+        pairs = (tuple(name.removeprefix(self.prefix) for name in pair) for pair in self.tied)
+        return {copy: original for copy, original in pairs if original in wholes}
 
     def files(self, link: weights.Link) -> list[str]:
         """The names of a link's tensors."""
@@ -91,7 +98,7 @@ def _namings(model: config.Model, family: str) -> Iterator[Naming]:
         table, published = recipe.table(model), weights.shapes(recipe.layout(model))
         bare = raw["architectures"][0] in recipe.bare
         for prefix in dict.fromkeys([table.prefix if bare else "", table.prefix]):
-            yield Naming(weights.links(table, published), prefix, published)
+            yield Naming(weights.links(table, published), prefix, published, table.copies)
     yield Naming(weights.links(Table(()), shapes), "", shapes)
 
 
@@ -124,6 +131,10 @@ def contents(model: Model, base: str) -> Contents:
         for name, tensor in zip(naming.files(link), published, strict=True):
             tensors[PREFIX + name] = tensor
             modules.add(name.rpartition(".")[0])
+    for copy, original in naming.copies({name.removeprefix(PREFIX) for name in tensors}).items():
+        # PEFT trains a module of its own and leaves what is tied to it as it was
+        tensors[PREFIX + copy] = tensors[PREFIX + original].clone()
+        modules.add(copy.rpartition(".")[0])
     suffixes = {name.rpartition(".")[2] for name in chosen}
     alike = {m.name for m in matrices.values() if m.name.rpartition(".")[2] in suffixes}
     page = {
@@ -199,6 +210,12 @@ def attach(model: Model, folder: Path) -> None:
         down, up = (files.load(PREFIX + name + end) for end in (DOWN, UP))
         layers |= _parted(matrices[name], down, up, scale)
     tuning.adapt(model, {path: (len(down), scale) for path, (down, _, scale) in layers.items()})
+    for copy, original in naming.copies(wholes).items():
+        need(
+            files.equal(PREFIX + copy, PREFIX + original),
+            f"{folder} holds two different tables for {original} and {copy}, which its base ties; "
+            "train them as one.",
+        )
     values: dict[str, Tensor] = {}
     for path, (down, up, _) in layers.items():
         values |= {f"{path}.down": down, f"{path}.up": up}
@@ -243,8 +260,15 @@ def _named(
     for naming in _namings(model, family):
         matrices = {matrix.name: matrix for matrix in naming.matrices()}
         known_names = {name for link in naming.links for name in naming.files(link)}
-        unknown.append(sorted((changed - matrices.keys()) | (wholes - known_names)))
+        copies = naming.copies(wholes)
+        unknown.append(sorted((changed - matrices.keys()) | (wholes - known_names - copies.keys())))
         if not unknown[-1]:
+            untied = sorted(copies.keys() - wholes)
+            need(
+                not untied,
+                f"{folder} changes a weight that its base ties to {short(untied)}, which PEFT "
+                "leaves as it was; name both in modules_to_save and train again.",
+            )
             return page, naming, {name: matrices[name] for name in changed}, wholes
     raise UserError(
         f"{folder} changes {short(min(unknown, key=len))}, which its base does not have; "
@@ -280,7 +304,7 @@ def _parted(matrix: AdapterMatrix, down: Tensor, up: Tensor, scale: float) -> di
 KNOWN = """
 auto_mapping base_model_name_or_path task_type inference_mode lora_dropout fan_in_fan_out megatron_core peft_version
 loftq_config eva_config corda_config runtime_config lora_alpha target_modules exclude_modules layers_to_transform
-layers_pattern rank_pattern alpha_pattern modules_to_save use_rslora r qalora_group_size
+ensure_weight_tying layers_pattern rank_pattern alpha_pattern modules_to_save use_rslora r qalora_group_size
 """
 """Settings that are obeyed, that are only of use in training, or that the tensors say again."""
 ALLOWED: dict[str, tuple[Any, ...]] = {

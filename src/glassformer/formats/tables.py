@@ -49,6 +49,7 @@ def table_rows(path: Path) -> Iterator[dict[str, Any]]:
     arrow = open_pyarrow(path)
     try:
         for batch, _ in _parquet(path) if path.suffix == ".parquet" else _stream(path):
+            _must_be_distinct(path, batch.schema.names)
             yield from batch.to_pylist()
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
@@ -82,6 +83,7 @@ def _stream(path: Path) -> Iterator[tuple[Any, int]]:
 
 def _cells(batch: Any, path: Path, field: str, arrow: Any) -> list[str | None]:
     need(field in batch.schema.names, _lacks(path, field, batch.schema.names))
+    _must_be_distinct(path, [name for name in batch.schema.names if name == field])
     column = batch.column(field)
     kind = column.type.value_type if arrow.types.is_dictionary(column.type) else column.type
     texts = (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_string_view)
@@ -91,6 +93,11 @@ def _cells(batch: Any, path: Path, field: str, arrow: Any) -> list[str | None]:
     )
     cells: list[str | None] = column.to_pylist()
     return cells
+
+
+def _must_be_distinct(path: Path, names: list[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    need(twice is None, f'{path} has several columns "{twice}"; rename one.')
 
 
 _SAY = "say which column by --field, in a training by --data.field."

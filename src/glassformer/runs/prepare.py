@@ -252,7 +252,7 @@ def _with_reference(plan: RunPlan, device: torch.device, *tables: Encoded) -> li
     need(
         name is not None,
         f"{type(objective).__name__} compares with the model that it begins from; name it, [model] "
-        'from = "FOLDER", or set train.objective.method = "simpo".',
+        f'from = "FOLDER", or set train.objective.{objective.without_reference}.',
     )
     assert name is not None
     loaded = Checkpoint.open(name).model_as(

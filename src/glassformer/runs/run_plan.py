@@ -195,6 +195,11 @@ class RunPlan:
                 f"{field_title} is for an encoder that reads the source, and a {shape} reads "
                 f"both sides as one text; {leave}, or choose the recipe of an encoder-decoder.",
             )
+        need(
+            not train_config.label_smoothing or train_config.objective.smooths_labels,
+            "train.label_smoothing changes nothing in the loss of "
+            f"{type(train_config.objective).__name__} with these settings; leave it out.",
+        )
         train_config.objective.check(
             model, self.tokenizer, examples=examples, tune=train_config.tune
         )

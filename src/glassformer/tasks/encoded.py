@@ -167,6 +167,7 @@ class Fit:
     name: str
     context: int
     cut: Cut
+    fix: str = 'raise train.context, or cut what is too long with data.truncate = "end".'
 
     def __call__(self, example: Example, texts: list[Any], around: int, side: str) -> list[Any]:
         """The texts, so that they and ``around`` more tokens fit."""
@@ -177,7 +178,6 @@ class Fit:
             f"{self.name} line {example.line} has a {side} of {length + around} tokens, and a "
             f"row holds {self.context}"
         )
-        fix = 'raise train.context, or cut what is too long with data.truncate = "end".'
-        need(self.cut != "no" and room >= len(texts), f"{holds}; {fix}")
+        need(self.cut != "no" and room >= len(texts), f"{holds}; {self.fix}")
         keeps = zip(texts, cut_sizes(texts, room), strict=False)
         return [ids[:keep] if self.cut == "end" else ids[len(ids) - keep :] for ids, keep in keeps]

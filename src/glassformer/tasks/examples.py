@@ -36,6 +36,12 @@ def read_examples(
     """
     running = f"{type(objective).__name__} learns from running text, not from examples"
     need(bool(objective.example_fields), f'{running}; give a corpus ([data] type = "Data").')
+    chooses = objective.labelled and not getattr(objective, "regression", False)
+    need(
+        chooses or not labels,
+        f"{type(objective).__name__} chooses from no labels with these settings; leave "
+        "data.labels out.",
+    )
     name, rows = records(source, objective, columns or {})
     if conversational(objective):
         need(not before, "Conversations have no text before them; leave data.prefix out.")

@@ -69,15 +69,13 @@ def records(
 
     Raises UserError with the line for what is not there.
     """
-    known_fields = dict.fromkeys(
-        field
-        for kind in members(Objective).values()
-        for field in kind.example_fields  # type: ignore[attr-defined]
-    )
+    kinds: Iterable[Any] = members(Objective).values() if conversational(objective) else [objective]
+    known_fields = dict.fromkeys(field for kind in kinds for field in kind.example_fields)
     for field in (*columns, *(source if isinstance(source, Mapping) else ())):
         if field not in known_fields:
             raise UserError(
-                f'There is no part "{field}" of an example.{nearest(field, known_fields)}'
+                f'There is no part "{field}" in the examples of {type(objective).__name__}.'
+                f"{nearest(field, known_fields)}"
             )
     fields = Fields(objective.example_fields, objective.optional, columns)
     if isinstance(source, Mapping):
@@ -270,6 +268,7 @@ def _table(path: Path, rows: Iterator[tuple[int, list[str]]], fields: Fields) ->
         if name.isdecimal():
             places[field] = int(name)
         elif headed and name in names:
+            need(names.count(name) == 1, f'{path} has several columns "{name}"; rename one.')
             places[field] = names.index(name)
         elif headed or fields.columns or len(names) != len(selected):
             raise _missing(path, field, fields, names, f"line {start}")
@@ -282,6 +281,11 @@ def _table(path: Path, rows: Iterator[tuple[int, list[str]]], fields: Fields) ->
                 f"{max(places.values())} (from 0) is needed"
             )
             raise UserError(f"{needed}; fix or remove that line.")
+        need(
+            not headed or not any(cell.strip() for cell in row[len(names) :]),
+            f"{path} line {number} has {len(row)} columns and the header {len(names)}; fix that "
+            "line, in a .csv by quotes around a text with commas.",
+        )
         yield number, {field: row[place] for field, place in places.items()}
 
 

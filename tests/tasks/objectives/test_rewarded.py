@@ -124,7 +124,10 @@ def settings(base, objective="", **more):
     chosen = objective if "reward =" in objective else f', reward = "digits", group = 4{objective}'
     table = f'{{type = "Rewarded", max_new = 3{chosen}}}'
     paths = {"from": str(base / "model"), "data.train": str(base / "prompts.jsonl")}
-    return run_file.read_run(None, {**RUN, **paths, "objective": table, **more})
+    every = {**RUN, **paths, "objective": table, **more}
+    return run_file.read_run(
+        None, {name: value for name, value in every.items() if value is not None}
+    )
 
 
 def steps_of(folder):
@@ -179,6 +182,11 @@ def test_a_rollout_is_shown_token_by_token(base, capsys):
             assert not clipped
 
 
+def test_a_rollout_without_room_names_its_option(base, terminal):
+    line = f"data {base / 'prompts.jsonl'} --with {base / 'model'} --reward digits --max-new 4096"
+    assert "lower --max-new, or shorten the prompt" in terminal.refused(line)
+
+
 # ---------------------------------------------------------------------------- what goes wrong
 
 
@@ -213,6 +221,13 @@ def test_prompts_are_plain_text_without_a_template(tmp_path):
     encoded = objective.encode(table, tokenizer, Fit("prompts", 16, "no"))
     assert tokenizer.decode(next(iter(objective.prompts.values())).ids) == "1+1"
     assert encoded.labels.tolist() == [0]
+
+
+def test_a_divergence_from_no_model_is_refused(base, tmp_path):
+    new = {"from": None, "recipe": "glass/200k", "data.tokenizer": "byte"}
+    chosen = settings(base, ", beta = 0.1", **new)
+    with mistake('from = "FOLDER", or set train.objective.beta = 0.'):
+        runs.run(chosen, tmp_path / "run")
 
 
 def test_a_group_of_one_is_refused(tmp_path):

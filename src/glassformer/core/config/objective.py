@@ -93,6 +93,11 @@ class Objective:
         return {key: value for key, value in to_dict(self).items() if key not in self.regularizers}
 
     @property
+    def smooths_labels(self) -> bool:
+        """True if label smoothing changes the loss."""
+        return True
+
+    @property
     def prepares(self) -> bool:
         return type(self).prepare is not Objective.prepare
 

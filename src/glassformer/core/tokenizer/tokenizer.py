@@ -306,6 +306,7 @@ Place: TypeAlias = tuple[int | None, int, int]
 UNWATCHED = 1 << 14  # characters; what is smaller is done at once
 SECONDS, RATE = 10.0, 50_000  # the budget: these, and a second for so many characters
 TICK = 0.1  # seconds between two looks at the clock
+BLANK = "\U0010ffff"  # no character: stands for the letters of a special token
 LOST = "\0 lost"  # stands where a BPE without an unknown token would leave a character out
 
 # .abandoned: set once the thread's pool was left by an exception (formats/tiktoken_backend.py)
@@ -403,8 +404,15 @@ def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, error: BaseExce
             return UserError(
                 f"A tokenizer encodes texts, and this is a {type(text).__name__}; give a str."
             )
-        for letter in dict.fromkeys(text):
-            at = text.index(letter)
+        # a token that is read whole is none of its letters; "(?!)" matches nothing
+        names = "|".join(
+            re.escape(token.content)
+            for token in library.get_added_tokens_decoder().values()
+            if not (token.special and library.encode_special_tokens)
+        )
+        letters = re.sub(names or "(?!)", lambda name: BLANK * len(name[0]), text)
+        for letter in dict.fromkeys(letters.replace(BLANK, "")):
+            at = letters.index(letter)
             if 0xD800 <= ord(letter) < 0xE000:
                 return UserError(
                     f"Character {at} of the text is half of a surrogate pair; remove it."

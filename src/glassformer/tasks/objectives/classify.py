@@ -46,6 +46,10 @@ class Classify(Objective):
     labelled = True
     regularizers = ("rdrop", "adversarial")
 
+    @property
+    def smooths_labels(self) -> bool:
+        return not self.regression
+
     def __post_init__(self) -> None:
         for name in ("rdrop", "adversarial"):
             value = getattr(self, name)

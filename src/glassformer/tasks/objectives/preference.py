@@ -47,11 +47,16 @@ class Preference(Conversations):
 
     example_fields = ("chosen", "rejected", "prompt")
     optional = ("prompt",)
+    without_reference = 'method = "simpo"'
 
     @property
     def needs_reference(self) -> bool:
         """True if the loss compares with the model that training begins from."""
         return self.method in ("dpo", "ipo")
+
+    @property
+    def smooths_labels(self) -> bool:
+        return self.method != "ipo"
 
     def example(self, row: ConversationRecord) -> Example:
         """Two conversations that begin alike."""

@@ -79,11 +79,16 @@ class Rewarded(Conversations):
 
     example_fields = ("prompt", "messages", "answer")
     optional = example_fields
+    without_reference = "beta = 0"
 
     @property
     def needs_reference(self) -> bool:
         """True if the loss compares with the model that training begins from."""
         return self.beta > 0
+
+    @property
+    def smooths_labels(self) -> bool:
+        return False
 
     def example(self, row: ConversationRecord) -> Example:
         """A prompt and its record."""

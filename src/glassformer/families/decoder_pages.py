@@ -13,9 +13,9 @@ from functools import reduce
 from typing import Any, TypeVar
 
 from ..core.config import serial
-from ..core.config.layers import Embed, Head, Init
+from ..core.config.layers import MLP, Embed, GatedMLP, Head, Init, LayerNorm, RMSNorm
 from ..core.config.mask import Full, MaskRule, Window
-from ..core.config.model import Block, Decoder, Encoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, Decoder, Encoder, Model, Stack, stacks
 from ..core.config.position import NoPosition, Position, Rotary
 from ..core.config.scaling import (
     LinearScaling,
@@ -59,6 +59,11 @@ def decoder(
     """A decoder of one such block, whose last norm is the block's, and of sizes that a file says."""
     body = Stack(1, (block,), position, **{"last_norm": block.norm, **stack})
     return Decoder(64, 64, Embed(64), body, head, INIT)
+
+
+LLAMA_BLOCK = Block(Attention(1), GatedMLP(1), RMSNorm())
+LLAMA_SHAPE = decoder(LLAMA_BLOCK, Rotary())
+GPT2_BLOCK = Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm())
 
 
 # ---------------------------------------------------------------------------------- config.json, in

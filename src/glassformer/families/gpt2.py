@@ -8,18 +8,14 @@ from functools import partial
 from typing import Any
 
 from ..core.config import (
-    MLP,
     Activation,
-    Attention,
-    Block,
     Init,
-    LayerNorm,
     Learned,
     Model,
 )
 from ..core.errors import need
 from . import decoder_pages
-from .decoder_pages import first_block, joint
+from .decoder_pages import GPT2_BLOCK, first_block, joint
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
 from .names import Names, Table
 from .recipe import ConfigReader, Settings, page
@@ -84,9 +80,7 @@ def _write_bias(model: Model) -> Settings:
     return {} if getattr(first_block(model).attention, "bias", True) else {"bias": False}
 
 
-SHAPE = decoder_pages.decoder(
-    Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64)
-)
+SHAPE = decoder_pages.decoder(GPT2_BLOCK, Learned(64))
 WORDS = words(
     replace(SHAPE, init=Init()),
     *ATTENTION,

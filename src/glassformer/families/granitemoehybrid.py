@@ -6,17 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.config import (
-    Attention,
-    Block,
     GatedMLP,
     MoE,
     NoPosition,
-    RMSNorm,
 )
 from . import granite, mamba2
 from .decoder_pages import (
     ATTENTION,
     GATE_UP,
+    LLAMA_BLOCK,
     NORMS,
     THEIRS,
     LayerChoice,
@@ -52,7 +50,7 @@ def _head_dim(raw: ConfigReader) -> Any:
 _KINDS = ("linear_attention", "full_attention")
 MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
 WORDS = words(
-    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), NoPosition()),
+    decoder(LLAMA_BLOCK, NoPosition()),
     *granite.MULTIPLIERS,
     *mamba2.SILU,
     mamba2.UNLIMITED,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Learned, Model
+from ..core.config import Decoder, LayerNorm, Learned, Model
 from ..core.errors import need
-from .decoder_pages import attention, decoder, first_block, stack, table
+from .decoder_pages import GPT2_BLOCK, attention, decoder, first_block, stack, table
 from .keys import ConfigWords, Section, key, keys, only
 from .recipe import ConfigReader, Settings, page
 
@@ -32,7 +32,7 @@ def _write_norms(model: Model) -> Settings:
 
 
 WORDS = ConfigWords(
-    decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64, 2)),
+    decoder(GPT2_BLOCK, Learned(64, 2)),
     (
         *only(
             layer_norm_elementwise_affine=(True, "each norm here has a weight and a bias"),

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.config import (
-    Attention,
-    Block,
-    GatedMLP,
     NoPosition,
-    RMSNorm,
-    Rotary,
 )
 from .decoder_pages import (
+    LLAMA_SHAPE,
     LLAMA_TABLE,
     LayerChoice,
-    decoder,
     read_windows,
     rotary,
     variant,
@@ -40,7 +35,7 @@ def _write_still(still: Sequence[bool]) -> Settings:
 
 
 WORDS = words(
-    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
+    LLAMA_SHAPE,
     *only(
         use_sliding_window=(False, "no block of a SmolLM3 slides a window"),
     ),

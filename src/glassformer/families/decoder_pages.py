@@ -374,6 +374,16 @@ def variant(
     return Section(decode, encode)
 
 
+def rope_table(raw: ConfigReader) -> ConfigReader | None:
+    """The table of rotary positions, of transformers 5 or of version 4."""
+    return raw.inside("rope_parameters") or raw.inside("rope_scaling")
+
+
+def rope_kind(rope: ConfigReader) -> Any:
+    """The kind of scaling that such a table names."""
+    return rope.value("rope_type", rope.value("type", "default"))
+
+
 def read_rotary(
     raw: ConfigReader,
     theta: float = 10_000.0,
@@ -387,7 +397,7 @@ def read_rotary(
     each head.
     """
     theta = raw.number("rope_theta", theta, least=1.0)
-    rope = raw.inside("rope_parameters") or raw.inside("rope_scaling")
+    rope = rope_table(raw)
     turns_all = fraction is None
     share = read_fraction(raw, fraction or 1.0, turns_all)
     if rope is None:
@@ -396,7 +406,7 @@ def read_rotary(
         read_fraction(rope, share, turns_all),
         rope.number("rope_theta", theta, least=1.0),
     )
-    kind = rope.value("rope_type", rope.value("type", "default"))
+    kind = rope_kind(rope)
     if kind not in kinds:
         why = " (it turns a token by the length of the whole text)" if kind in BY_LENGTH else ""
         raise UserError(

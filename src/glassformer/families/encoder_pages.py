@@ -39,18 +39,13 @@ def read_labels(raw: ConfigReader) -> int:
     return int(raw.integer("num_labels", 2) if named is None else len(named.table))
 
 
-def words_head(model: Encoder, act: Activation | None = None) -> Head:
+def tied_head(raw: ConfigReader, model: Encoder, act: Activation | None = None) -> Head:
     """A family's head over the vocabulary, with the activation and the norm of its blocks; it ends in
-    the embeddings' width."""
+    the embeddings' width, and is tied to them unless the file says otherwise."""
     stack = stacks(model)["encoder"]
     act = act or getattr(stack.pattern[0].feedforward, "act", None)
-    norm = stack.first_norm or stack.last_norm
-    return Head(bias=True, transform=act, norm=norm, width=model.embed.dim)
-
-
-def tied_head(raw: ConfigReader, model: Encoder, act: Activation | None = None) -> Head:
-    """That head, tied to the embeddings or not."""
-    return replace(words_head(model, act), tied=raw.flag("tie_word_embeddings", True))
+    norm, tied = stack.first_norm or stack.last_norm, raw.flag("tie_word_embeddings", True)
+    return Head(tied, bias=True, transform=act, norm=norm, width=model.embed.dim)
 
 
 def read_heads(

@@ -129,16 +129,23 @@ def are_sines(table: Any) -> bool:
 
 
 SIDES = ("encoder", "decoder")
+
+
+def one_table(prefix: str = "") -> dict[str, Any]:
+    """A table of tokens that both sides and the head share: what files may call it besides."""
+    shared = f"{prefix}shared.weight"
+    sides = tuple((f"{prefix}{side}.embed_tokens.weight", shared) for side in SIDES)
+    return {"copies": (*sides, ("lm_head.weight", shared)), "renamed": sides}
+
+
 _POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in SIDES)
-_SHARED = "model.shared.weight"
-_TWINS = tuple(f"model.{side}.embed_tokens.weight" for side in SIDES)
 
 
 def pair_table(*layers: NameRule, sines: bool = True, prefix: str = "") -> Table:
     """The names of Marian's weights and those of its kin, ``layers`` what the family has besides."""
     return Table(
         (
-            NameRule(_SHARED, "embed.token.weight"),
+            NameRule("model.shared.weight", "embed.token.weight"),
             *rules(
                 {
                     f"model.{side}.layers.{{i}}.{a}": f"{side}.blocks.{{i}}.{b}"
@@ -147,11 +154,10 @@ def pair_table(*layers: NameRule, sines: bool = True, prefix: str = "") -> Table
                 }
             ),
             *layers,
-            NameRule("final_logits_bias", "head.proj.bias", unsqueeze=True),
+            NameRule("final_logits_bias", "head.proj.bias", axes="1 v -> (1 v)"),
         ),
         ignore=_POSITIONS if sines else (),
         constants=tuple((name, are_sines) for name in _POSITIONS if sines),
-        copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
         prefix=prefix,
-        renamed=tuple((name, _SHARED) for name in _TWINS),
+        **one_table("model."),
     )

@@ -225,6 +225,10 @@ class Attention(TracedModule):
         self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
         self.prefix_length = cfg.mask.prefix_length
         self.head_shard: Any = None  # the heads that are here, where other processes hold more
+        self.add_layers(cfg, dim)
+
+    def add_layers(self, cfg: Any, dim: int) -> None:
+        """Gives it the projections and the norms of its config."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.q = linear(dim, width, cfg.bias)
         self.k = linear(dim, kv_width, cfg.bias)
@@ -285,18 +289,24 @@ class Attention(TracedModule):
         beside the chosen one, whose output is used; a tape that edits it gets the eager engine's
         output.
         """
-        bias, dropout = None, self.dropout if self.training else 0.0
-        # one from outside asks the scheme itself
-        if position is not None and not isinstance(flow.engine, AttentionEngine):
-            bias = mask.bias(position)  # T5, ALiBi: once for all layers
+        outside = isinstance(flow.engine, AttentionEngine)  # it asks the scheme itself
+        # T5, ALiBi: once for all layers
+        bias = None if position is None or outside else mask.bias(position)
         inputs = AttentionInputs(
-            q, k, v, mask, bias, self.scale, self.softcap, dropout, position=position
+            q,
+            k,
+            v,
+            mask,
+            bias,
+            self.scale,
+            self.softcap,
+            self.dropout if self.training else 0.0,
+            position=position,
+            heads=self.head_shard,
         )
-        inputs = inputs._replace(heads=self.head_shard)
         if flow.watches(self, "scores", "pattern"):
-            alone = not isinstance(flow.engine, AttentionEngine)
             need(
-                alone,
+                not outside,
                 "Attention patterns lie on several processes here; look at them with one process.",
             )
             watched = inputs._replace(look=partial(flow.look, self))

@@ -181,7 +181,8 @@ def scan(
         k = torch.where((pos >= 0)[..., None], k, 0.0)
         starts = pos == 0
     pieces = (
-        repeat(None) if x is None else x.split(CHUNK, 2) for x in (q, k, v, decay, starts, beta)
+        repeat(None) if x is None else torch.split(x, CHUNK, 2)
+        for x in (q, k, v, decay, starts, beta)
     )
     for piece in zip(*pieces, strict=False):
         output, state = _chunk(state, *piece)

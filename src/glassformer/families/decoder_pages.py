@@ -555,7 +555,7 @@ QKV = "attn.q attn.k attn.v"
 
 def attention(file: str = "self_attn", out: str = "o_proj", place: str = "attn.") -> dict[str, str]:
     """The names of an attention's layers, below ``file`` and after ``place``."""
-    return under(file, {**{letter: f"{letter}_proj" for letter in "qkv"}, "out": out}, place)
+    return under(file, {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": out}, place)
 
 
 def joint(
@@ -587,6 +587,13 @@ PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 GATED = under("mlp", PROJECTIONS, "ffn.")
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 GATE_UP = (f"{OURS}.ffn.gate", f"{OURS}.ffn.up")
+FAIRSEQ = {
+    **attention(out="out_proj"),
+    "attn_norm": "self_attn_layer_norm",
+    "ffn.up": "fc1",
+    "ffn.down": "fc2",
+    "ffn_norm": "final_layer_norm",
+}
 OUTPUT_NORMS = {
     "attn_norm": "post_attention_layernorm",
     "ffn_norm": "post_feedforward_layernorm",

@@ -106,10 +106,16 @@ MATRICES = {"attn.out": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_
 DENSE = {"ffn.up": "mlp.dense_h_to_4h", "ffn.down": "mlp.dense_4h_to_h"}
 
 
+# the causal mask, kept as if it were a weight
 MASKS = (
-    *(f"attn.{name}" for name in ("bias", "masked_bias", "causal_mask")),
-    *(f"attn.attention.{name}" for name in ("bias", "masked_bias")),
-    *(f"attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
+    "attn.bias",
+    "attn.masked_bias",
+    "attn.causal_mask",
+    "attn.attention.bias",
+    "attn.attention.masked_bias",
+    "attention.bias",
+    "attention.masked_bias",
+    "attention.rotary_emb.inv_freq",
 )
 
 
@@ -131,7 +137,6 @@ def table(
         last_norm=f"{prefix}{last_norm}",
         outside=outside,
         prefix=prefix,
-        # the causal mask, kept as if it were a weight
         ignore=tuple(f"{layer}.{name}" for name in MASKS),
         **more,
     )

@@ -91,12 +91,13 @@ WORDS = words(
     shared_intermediate_size=(1024, "feedforward.hidden"),
 )
 
-SHARED = [
-    rule
-    for at in ("ffn", "ffn.shared")
-    for name, params in (("input", f"{at}.gate {at}.up"), ("output", f"{at}.down"))
-    for rule in joint(f"shared_mlp.{name}_linear", params)
-]
+# a block without a mixture has this network alone
+SHARED = (
+    *joint("shared_mlp.input_linear", "ffn.gate ffn.up"),
+    *joint("shared_mlp.output_linear", "ffn.down"),
+    *joint("shared_mlp.input_linear", "ffn.shared.gate ffn.shared.up"),
+    *joint("shared_mlp.output_linear", "ffn.shared.down"),
+)
 GRANITEMOEHYBRID = page(
     "granitemoehybrid",
     words=WORDS,

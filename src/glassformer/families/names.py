@@ -56,13 +56,10 @@ class Table:
 def rules(layers: Names, transpose: bool = False) -> tuple[NameRule, ...]:
     """A rule for weight and bias of each of their layers and ours; ``transpose``: the weights."""
     suffixes = {"weight": transpose, "bias": False}
-    pairs = [
-        (f"{file_name}.{end}", f"{param_name}.{end}", turn)
+    return tuple(
+        NameRule(f"{file_name}.{end}", f"{param_name}.{end}", turn)
         for file_name, param_name in layers.items()
         for end, turn in suffixes.items()
-    ]
-    return tuple(
-        NameRule(file_name, param_name, transpose=turn) for file_name, param_name, turn in pairs
     )
 
 

@@ -241,7 +241,7 @@ def windows(
     default: int = 4096,
     every: int = 4,
     word: str = "",
-    local: Callable[[ConfigReader], Rotary] | None = None,
+    schemes: Callable[[ConfigReader], tuple[Rotary, Rotary]] | None = None,
     still: bool = False,
     optional: bool = False,
     required: bool = True,
@@ -249,7 +249,7 @@ def windows(
     """``sliding_window`` and ``layer_types``: all blocks but the last of ``every`` slide a window
     where the file says nothing; ``word`` is the file's for ``every``.
 
-    ``local``: the positions of blocks with a window. ``still``: the blocks without one know none.
+    ``schemes``: the positions of blocks with a window and of the others. ``still``: the blocks without one know none.
     ``optional``: nothing slides without the size of a window, and then no block is still.
     ``required``: the size is written where no block slides.
     """
@@ -262,7 +262,7 @@ def windows(
         early = [(i + 1) % step != 0 and not idle for i in range(depth)]
         model = with_layers(model, "attention.mask", read_windows(raw, size, early))
         far = NoPosition() if still and not idle else None
-        near = local(raw) if local else None
+        near = schemes(raw)[0] if schemes else None
         near = None if near == stack(model).position else near
         positions = [near if slides(block) else far for block in blocks_of(model)]
         return with_layers(model, "position", positions)
@@ -294,6 +294,18 @@ def read_kinds(
     quoted = " or ".join(f'"{kind}"' for kind in kinds)
     raw.must(fits, word, f"a list of {len(default)} times {quoted}")
     return list(names)
+
+
+def read_turning(raw: ConfigReader, depth: int) -> list[bool]:
+    """Whether the positions of each block turn: ``no_rope_layers`` is 1 of such a block, and 0 of one
+    that knows none."""
+    interval = raw.integer("no_rope_layer_interval", 4)
+    unsaid = [(i + 1) % interval != 0 for i in range(depth)]
+    turns = raw.value("no_rope_layers", unsaid)
+    turns = unsaid if turns == [] else turns
+    fits = isinstance(turns, list) and len(turns) >= depth and all(x in (0, 1) for x in turns)
+    raw.must(fits, "no_rope_layers", f"{depth} times 1 (the block turns) or 0")
+    return list(map(bool, turns[:depth]))
 
 
 def read_numbers(raw: ConfigReader, word: str, default: Sequence[int] = ()) -> list[int]:
@@ -630,7 +642,7 @@ def table(
     side: str = "decoder",
     head: str = "lm_head",
     prefix: str = "model.",
-    ignore: Sequence[str] = CONSTANTS,
+    ignore: tuple[str, ...] = CONSTANTS,
 ) -> Table:
     """The table of a decoder, or of an encoder like one.
 
@@ -655,7 +667,7 @@ def table(
             *(NameRule(file_name, path) for file_name, path in paths(tables).items()),
             *more,
         ),
-        ignore=tuple(ignore),
+        ignore=ignore,
         copies=((f"{head}.weight", f"{token}.weight"),),
         prefix=prefix,
     )

@@ -158,6 +158,8 @@ def label_layers(model: Encoder, pool: Names) -> Names:
     return pool if head is None else {tags(head): "token_head.proj"}
 
 
+# how the first files call the weights of a LayerNorm
+OLDER_NORMS: Pairs = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 LAYER = {
     "attention.self.query": "attn.q",
     "attention.self.key": "attn.k",
@@ -199,7 +201,7 @@ def table(
     inside: Iterable[NameRule],
     pool: Names,
     unread: Iterable[str] = (),
-    renamed: Sequence[tuple[str, str]] = (),
+    renamed: Pairs = (),
     transform: Sequence[str] = ("transform.dense", "transform.LayerNorm"),
     untied: str = "decoder.bias",
 ) -> Table:
@@ -226,7 +228,7 @@ def table(
         (*unused, f"{family}.embeddings.position_ids"),
         ((proj, tokens), (copy, bias)) if tied else (),
         prefix=f"{family}.",
-        renamed=tuple(renamed),
+        renamed=renamed,
     )
 
 

@@ -11,6 +11,7 @@ from .decoder_pages import (
     LLAMA_SHAPE,
     LLAMA_TABLE,
     LayerChoice,
+    read_turning,
     read_windows,
     rotary,
     variant,
@@ -21,13 +22,9 @@ from .recipe import ConfigReader, Settings, page
 
 
 def _still(raw: ConfigReader, depth: int) -> list[bool]:
-    """``no_rope_layers`` says 1 of a block whose positions turn, 0 of one that knows none."""
+    """Which blocks know no positions; none slides a window."""
     read_windows(raw, None, [False] * depth)
-    interval = raw.integer("no_rope_layer_interval", 4)
-    turns = raw.value("no_rope_layers", [int((i + 1) % interval != 0) for i in range(depth)])
-    fits = isinstance(turns, list) and len(turns) >= depth and all(x in (0, 1) for x in turns)
-    raw.must(fits, "no_rope_layers", f"{depth} times 1 (the block turns) or 0")
-    return [not turn for turn in turns[:depth]]
+    return [not turns for turns in read_turning(raw, depth)]
 
 
 def _write_still(still: Sequence[bool]) -> Settings:

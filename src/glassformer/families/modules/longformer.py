@@ -43,14 +43,14 @@ class LongformerAttentionModule(ShapedModule, Attention):
         need(
             not causal, "LongformerAttention reads both sides; give it a stack with causal = false."
         )
+        self.tokens = cfg.global_tokens
 
     def mix(self, x: Tensor, flow: Flow, position: Position, kv: Any) -> Tensor:
         """x (B, T, C) -> the mixture of values that each head makes for each token (B, H, T, D)."""
         z = super().mix(x, flow, position, kv)
-        tokens = self.cfg.global_tokens
-        if tokens == 0:
+        if self.tokens == 0:
             return z
-        is_global = (flow.pos >= 0) & (flow.pos < tokens)  # (B or 1, T)
+        is_global = (flow.pos >= 0) & (flow.pos < self.tokens)  # (B or 1, T)
         columns = is_global.any(0).nonzero()[:, 0]  # N
         q = self.split(self.q_global(x[:, columns]))
         k, v = self.split(self.k_global(x)), self.split(self.v_global(x))

@@ -59,8 +59,7 @@ class StateMixer(TracedModule):
 
     def __init__(self, cfg: Any, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
-        name = type(cfg).__name__
-        need(causal, f"{name} reads from left to right; give it a causal stack.")
+        need(causal, f"{type(cfg).__name__} reads from left to right; give it a causal stack.")
         self.cfg = cfg
         add_layers(self, cfg.shapes(dim))
 

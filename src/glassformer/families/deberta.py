@@ -180,7 +180,7 @@ def table(model: Encoder) -> Table:
     pool = {"pooler.dense": "pool.transform", "classifier": "pool.proj"}
     names = [f"{_WORDS}.transform.{name}" for name in ("dense", "LayerNorm")]
     newer = moved(f"{_NEW}.dense", f"{_NEW}.LayerNorm", *names)
-    newer = (*newer, (f"{_NEW}.bias", f"{_WORDS}.bias"))
+    newer += ((f"{_NEW}.bias", f"{_WORDS}.bias"),)
     return encoder_pages.table(model, "deberta", _WORDS, trunk_rules, pool, _UNREAD, newer)
 
 

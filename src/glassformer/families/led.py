@@ -54,16 +54,16 @@ def write_windows(model: Model) -> Settings:
 BART: Any = bart.words(bart.TABLE, place="post", normed=True, first=2)
 _block = BART.template.encoder.pattern[0]
 _attention: Any = LongformerAttention(1, bias=True, mask=mask_of(2, 1))
-_sides = {
-    "encoder": replace(
-        BART.template.encoder,
-        pattern=(replace(_block, attention=_attention),),
-        position=Learned(64),
-    ),
-    "decoder": replace(BART.template.decoder, position=SideTable(64)),
-}
 WORDS = ConfigWords(
-    replace(BART.template, **_sides),
+    replace(
+        BART.template,
+        encoder=replace(
+            BART.template.encoder,
+            pattern=(replace(_block, attention=_attention),),
+            position=Learned(64),
+        ),
+        decoder=replace(BART.template.decoder, position=SideTable(64)),
+    ),
     revise(
         BART.keys,
         max_encoder_position_embeddings=(16_384, "context encoder.position.length"),

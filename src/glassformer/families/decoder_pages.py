@@ -297,8 +297,8 @@ def read_kinds(
 
 
 def read_turning(raw: ConfigReader, depth: int) -> list[bool]:
-    """Whether the positions of each block turn: ``no_rope_layers`` is 1 of such a block, and 0 of one
-    that knows none."""
+    """True for each block whose positions turn: ``no_rope_layers`` is 1 of it, and 0 of a block that
+    knows none."""
     interval = raw.integer("no_rope_layer_interval", 4)
     unsaid = [(i + 1) % interval != 0 for i in range(depth)]
     turns = raw.value("no_rope_layers", unsaid)

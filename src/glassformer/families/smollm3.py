@@ -22,7 +22,7 @@ from .recipe import ConfigReader, Settings, page
 
 
 def _still(raw: ConfigReader, depth: int) -> list[bool]:
-    """Which blocks know no positions; none slides a window."""
+    """True for each block that knows no positions; none slides a window."""
     read_windows(raw, None, [False] * depth)
     return [not turns for turns in read_turning(raw, depth)]
 

@@ -279,6 +279,7 @@ def test_defaults_are_those_of_transformers(family):
                 ({"router_jitter_noise": 0.1}, '"router_jitter_noise" is 0.1'),
                 ({"attention_chunk_size": None}, "Chunk.size"),
                 ({"no_rope_layers": [1, 0]}, '"no_rope_layers" is'),
+                ({"no_rope_layers": [2] * 48}, '"no_rope_layers" is'),
                 ({"moe_layers": 3}, '"moe_layers" is 3'),
                 (
                     {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
-from glassformer import config
+from glassformer import config, generate
 from glassformer import families as recipes
 from glassformer.core.nn import Cache
 from glassformer.families import ConfigReader
@@ -279,6 +279,7 @@ def test_defaults_are_those_of_transformers(family):
                 ({"router_jitter_noise": 0.1}, '"router_jitter_noise" is 0.1'),
                 ({"attention_chunk_size": None}, "Chunk.size"),
                 ({"no_rope_layers": [1, 0]}, '"no_rope_layers" is'),
+                ({"no_rope_layers": [2] * 48}, '"no_rope_layers" is'),
                 ({"moe_layers": 3}, '"moe_layers" is 3'),
                 (
                     {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
@@ -319,6 +320,30 @@ def test_a_model_is_saved_as_the_family_that_it_was_loaded_from(tmp_path):
     model.family = ""
     store.save(model, tmp_path / "plain")
     assert json.loads((tmp_path / "plain/config.json").read_text())["model_type"] == "llama"
+
+
+@pytest.mark.parametrize("heads", [4, 6])
+@torch.no_grad()
+def test_an_mpt_reads_past_its_max_seq_len_as_one_with_more(heads, tmp_path):
+    """transformers has biases of ``max_seq_len`` tokens and fails at more; with a larger number there
+    it reads what is read here, whether the file says so or not, with a cache or without."""
+    short = {"max_seq_len": 16, "n_heads": heads, "d_model": 8 * heads}
+    reference, ids = reference_of("Mpt", **short), tokens()
+    reference.save_pretrained(tmp_path / "theirs")
+    with pytest.raises(RuntimeError, match="must match the size"):
+        reference(ids)
+    model, _ = store.load(tmp_path / "theirs")
+    longer, _ = store.load(tmp_path / "theirs", context=ids.shape[1])
+    reference.config.max_seq_len = ids.shape[1]
+    for ours in (model, longer):
+        assert difference(ours, reference, ids) <= TOLERANCE
+    with mistake("The prompt has 40 tokens and the model's context is 16"):
+        generate(model, None, ids[0, :40].tolist(), max_new=1)
+    text = generate(longer, None, ids[0, :8].tolist(), max_new=40, temperature=0.0).run().tokens
+    theirs = reference.generate(ids[:1, :8], do_sample=False, max_new_tokens=40, pad_token_id=0)
+    assert text == theirs[:, 8:].tolist()
+    store.save(longer, tmp_path / "ours", layout="hf")
+    assert json.loads((tmp_path / "ours/config.json").read_text())["max_seq_len"] == ids.shape[1]
 
 
 def test_first_bloom_files(tmp_path):

@@ -38,10 +38,10 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
 
 def write_ends(model: Encoder) -> Settings:
     """Settings of the ends that a model has."""
+    raw = ENDS.encode(model)
     if model.head is not None and model.pool is not None:
-        tied = {"tie_word_embeddings": model.head.tied}
-        return {"architectures": [f"AlbertFor{PRETRAINING}"], DROPOUT: model.pool.dropout} | tied
-    return ENDS.encode(model)
+        raw |= {"architectures": [f"AlbertFor{PRETRAINING}"], DROPOUT: model.pool.dropout}
+    return raw
 
 
 WORDS = ConfigWords(

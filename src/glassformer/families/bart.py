@@ -15,8 +15,9 @@ from __future__ import annotations
 from ..core.config.layers import MLP, LayerNorm
 from ..core.config.model import Attention, Block, Model, Place, stacks
 from ..core.config.position import Learned, Position, Sinusoidal
+from .decoder_pages import NO_NAMES
 from .keys import ConfigWords, Key, Section, keys, only
-from .names import NameRule, Table, rules
+from .names import NameRule, Names, Table, rules
 from .pair_pages import BOTH_SIDES, held, pair_table, scale_key, start, template
 from .recipe import ConfigReader, Settings, page
 
@@ -91,17 +92,25 @@ NUMBERED = Sinusoidal(halves=True, endpoint=True)  # one after the id of padding
 OFFSET = Key("pad_token_id", "position.offset", _after_padding, lambda offset: offset - 1)
 
 
-def table(model: Model) -> Table:
-    """The names of the weights; which norms and tables of positions there are depends on the model."""
+def table(model: Model, root: str = "model", encoder: Names = NO_NAMES) -> Table:
+    """The names of the weights, ``root`` and ``encoder`` as ``pair_table`` has them; which norms and
+    tables of positions there are depends on the model."""
     layers: dict[str, str] = {}
     learned = []
     for side, stack in stacks(model).items():
-        layers |= {f"model.{side}.layernorm_embedding": f"{side}.first_norm"}
-        layers |= {f"model.{side}.layer_norm": f"{side}.last_norm"}
+        layers |= {f"{root}.{side}.layernorm_embedding": f"{side}.first_norm"}
+        layers |= {f"{root}.{side}.layer_norm": f"{side}.last_norm"}
         if isinstance(stack.position, Learned):
-            name = f"model.{side}.embed_positions.weight"
+            name = f"{root}.{side}.embed_positions.weight"
             learned.append(NameRule(name, f"{side}.position.weight"))
-    return pair_table(*rules(layers), *learned, sines=not learned, prefix="model.")
+    return pair_table(
+        *rules(layers),
+        *learned,
+        sines=not learned,
+        prefix=f"{root}.",
+        root=root,
+        encoder=encoder,
+    )
 
 
 BART = page("bart", words=words(TABLE, place="post", normed=True, first=2), weights=table)

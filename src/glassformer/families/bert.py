@@ -17,6 +17,7 @@ from . import encoder_pages
 from .encoder_pages import (
     CHOICE,
     LABELS,
+    OLDER_NORMS,
     encoder,
     ends,
     head_of,
@@ -85,9 +86,9 @@ WORDS = ConfigWords(TRUNK, KEYS, [Section(read_ends, write_ends)])
 def table(model: Encoder) -> Table:
     """The names of the weights; how labels are called depends on the ends there are."""
     labels = "classifier" if model.head is None else _NEXT
-    renamed = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
+    renamed = OLDER_NORMS
     if model.head is None and model.pool is not None and model.pool.labels:
-        renamed += moved(_NEXT, labels)
+        renamed = (*renamed, *moved(_NEXT, labels))
     return encoder_pages.table(
         model,
         "bert",

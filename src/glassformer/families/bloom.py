@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..core.config import MLP, Alibi, Attention, Block, LayerNorm, Model
+from ..core.config import Alibi, LayerNorm, Model
 from . import gpt2
-from .decoder_pages import NORMS, decoder, first_block, joint
+from .decoder_pages import GPT2_BLOCK, NORMS, decoder, first_block, joint
 from .keys import Key, only
 from .names import Table
 from .recipe import ConfigReader, page
@@ -17,7 +17,7 @@ def _width(raw: ConfigReader) -> int:
 
 WORDS = gpt2.words(
     decoder(
-        Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()),
+        GPT2_BLOCK,
         Alibi(),
         first_norm=LayerNorm(),
     ),

@@ -137,8 +137,13 @@ KEYS = revise(
 )
 
 _BLOCK = {name: param for name, param in LAYER.items() if ".self." not in name}
-_CONTENT = {"query": "q", "key": "k", "value": "v", "pos_key": "pos_k", "pos_query": "pos_q"}
-_SECOND = {f"attention.self.{name}_proj": f"attn.{param}" for name, param in _CONTENT.items()}
+_SECOND = {
+    "attention.self.query_proj": "attn.q",
+    "attention.self.key_proj": "attn.k",
+    "attention.self.value_proj": "attn.v",
+    "attention.self.pos_key_proj": "attn.pos_k",
+    "attention.self.pos_query_proj": "attn.pos_q",
+}
 _FIRST = {
     "q_bias": "q.bias",
     "v_bias": "v.bias",
@@ -148,6 +153,12 @@ _FIRST = {
 }
 _WORDS, _NEW = "cls.predictions", "lm_predictions.lm_head"
 _POSITION = "encoder.position"
+_UNREAD = (
+    "mask_predictions.dense",
+    "mask_predictions.LayerNorm",
+    "mask_predictions.classifier",
+    "deberta.embeddings.position_embeddings",
+)
 
 
 def table(model: Encoder) -> Table:
@@ -167,12 +178,10 @@ def table(model: Encoder) -> Table:
             *(NameRule(f"{inside}.{a}", f"{param}.{b}") for a, b in _FIRST.items()),
         ]
     pool = {"pooler.dense": "pool.transform", "classifier": "pool.proj"}
-    unread = [f"mask_predictions.{name}" for name in ("dense", "LayerNorm", "classifier")]
-    unread.append("deberta.embeddings.position_embeddings")
     names = [f"{_WORDS}.transform.{name}" for name in ("dense", "LayerNorm")]
     newer = moved(f"{_NEW}.dense", f"{_NEW}.LayerNorm", *names)
-    newer = (*newer, (f"{_NEW}.bias", f"{_WORDS}.bias"))
-    return encoder_pages.table(model, "deberta", _WORDS, trunk_rules, pool, unread, newer)
+    newer += ((f"{_NEW}.bias", f"{_WORDS}.bias"),)
+    return encoder_pages.table(model, "deberta", _WORDS, trunk_rules, pool, _UNREAD, newer)
 
 
 def recipe(name: str, family: str, key_bias: bool) -> Recipe:

@@ -13,9 +13,9 @@ from functools import reduce
 from typing import Any, TypeVar
 
 from ..core.config import serial
-from ..core.config.layers import Embed, Head, Init
+from ..core.config.layers import MLP, Embed, GatedMLP, Head, Init, LayerNorm, RMSNorm
 from ..core.config.mask import Full, MaskRule, Window
-from ..core.config.model import Block, Decoder, Encoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, Decoder, Encoder, Model, Stack, stacks
 from ..core.config.position import NoPosition, Position, Rotary
 from ..core.config.scaling import (
     LinearScaling,
@@ -59,6 +59,11 @@ def decoder(
     """A decoder of one such block, whose last norm is the block's, and of sizes that a file says."""
     body = Stack(1, (block,), position, **{"last_norm": block.norm, **stack})
     return Decoder(64, 64, Embed(64), body, head, INIT)
+
+
+LLAMA_BLOCK = Block(Attention(1), GatedMLP(1), RMSNorm())
+LLAMA_SHAPE = decoder(LLAMA_BLOCK, Rotary())
+GPT2_BLOCK = Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm())
 
 
 # ---------------------------------------------------------------------------------- config.json, in
@@ -236,7 +241,7 @@ def windows(
     default: int = 4096,
     every: int = 4,
     word: str = "",
-    local: Callable[[ConfigReader], Rotary] | None = None,
+    schemes: Callable[[ConfigReader], tuple[Rotary, Rotary]] | None = None,
     still: bool = False,
     optional: bool = False,
     required: bool = True,
@@ -244,7 +249,7 @@ def windows(
     """``sliding_window`` and ``layer_types``: all blocks but the last of ``every`` slide a window
     where the file says nothing; ``word`` is the file's for ``every``.
 
-    ``local``: the positions of blocks with a window. ``still``: the blocks without one know none.
+    ``schemes``: the positions of blocks with a window and of the others. ``still``: the blocks without one know none.
     ``optional``: nothing slides without the size of a window, and then no block is still.
     ``required``: the size is written where no block slides.
     """
@@ -257,7 +262,7 @@ def windows(
         early = [(i + 1) % step != 0 and not idle for i in range(depth)]
         model = with_layers(model, "attention.mask", read_windows(raw, size, early))
         far = NoPosition() if still and not idle else None
-        near = local(raw) if local else None
+        near = schemes(raw)[0] if schemes else None
         near = None if near == stack(model).position else near
         positions = [near if slides(block) else far for block in blocks_of(model)]
         return with_layers(model, "position", positions)
@@ -289,6 +294,18 @@ def read_kinds(
     quoted = " or ".join(f'"{kind}"' for kind in kinds)
     raw.must(fits, word, f"a list of {len(default)} times {quoted}")
     return list(names)
+
+
+def read_turning(raw: ConfigReader, depth: int) -> list[bool]:
+    """True for each block whose positions turn: ``no_rope_layers`` is 1 of it, and 0 of a block that
+    knows none."""
+    interval = raw.integer("no_rope_layer_interval", 4)
+    unsaid = [(i + 1) % interval != 0 for i in range(depth)]
+    turns = raw.value("no_rope_layers", unsaid)
+    turns = unsaid if turns == [] else turns
+    fits = isinstance(turns, list) and len(turns) >= depth and all(x in (0, 1) for x in turns)
+    raw.must(fits, "no_rope_layers", f"{depth} times 1 (the block turns) or 0")
+    return list(map(bool, turns[:depth]))
 
 
 def read_numbers(raw: ConfigReader, word: str, default: Sequence[int] = ()) -> list[int]:
@@ -369,6 +386,16 @@ def variant(
     return Section(decode, encode)
 
 
+def rope_table(raw: ConfigReader) -> ConfigReader | None:
+    """The table of rotary positions, of transformers 5 or of version 4."""
+    return raw.inside("rope_parameters") or raw.inside("rope_scaling")
+
+
+def rope_kind(rope: ConfigReader) -> Any:
+    """The kind of scaling that such a table names."""
+    return rope.value("rope_type", rope.value("type", "default"))
+
+
 def read_rotary(
     raw: ConfigReader,
     theta: float = 10_000.0,
@@ -382,7 +409,7 @@ def read_rotary(
     each head.
     """
     theta = raw.number("rope_theta", theta, least=1.0)
-    rope = raw.inside("rope_parameters") or raw.inside("rope_scaling")
+    rope = rope_table(raw)
     turns_all = fraction is None
     share = read_fraction(raw, fraction or 1.0, turns_all)
     if rope is None:
@@ -391,7 +418,7 @@ def read_rotary(
         read_fraction(rope, share, turns_all),
         rope.number("rope_theta", theta, least=1.0),
     )
-    kind = rope.value("rope_type", rope.value("type", "default"))
+    kind = rope_kind(rope)
     if kind not in kinds:
         why = " (it turns a token by the length of the whole text)" if kind in BY_LENGTH else ""
         raise UserError(
@@ -540,7 +567,7 @@ QKV = "attn.q attn.k attn.v"
 
 def attention(file: str = "self_attn", out: str = "o_proj", place: str = "attn.") -> dict[str, str]:
     """The names of an attention's layers, below ``file`` and after ``place``."""
-    return under(file, {**{letter: f"{letter}_proj" for letter in "qkv"}, "out": out}, place)
+    return under(file, {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": out}, place)
 
 
 def joint(
@@ -572,6 +599,13 @@ PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 GATED = under("mlp", PROJECTIONS, "ffn.")
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 GATE_UP = (f"{OURS}.ffn.gate", f"{OURS}.ffn.up")
+FAIRSEQ = {
+    **attention(out="out_proj"),
+    "attn_norm": "self_attn_layer_norm",
+    "ffn.up": "fc1",
+    "ffn.down": "fc2",
+    "ffn_norm": "final_layer_norm",
+}
 OUTPUT_NORMS = {
     "attn_norm": "post_attention_layernorm",
     "ffn_norm": "post_feedforward_layernorm",
@@ -608,7 +642,7 @@ def table(
     side: str = "decoder",
     head: str = "lm_head",
     prefix: str = "model.",
-    ignore: Sequence[str] = CONSTANTS,
+    ignore: tuple[str, ...] = CONSTANTS,
 ) -> Table:
     """The table of a decoder, or of an encoder like one.
 
@@ -633,7 +667,7 @@ def table(
             *(NameRule(file_name, path) for file_name, path in paths(tables).items()),
             *more,
         ),
-        ignore=tuple(ignore),
+        ignore=ignore,
         copies=((f"{head}.weight", f"{token}.weight"),),
         prefix=prefix,
     )

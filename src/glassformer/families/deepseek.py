@@ -14,6 +14,8 @@ from .decoder_pages import (
     decoder,
     first_block,
     read_rotary,
+    rope_kind,
+    rope_table,
     rotary_of,
     turned,
     words,
@@ -35,14 +37,13 @@ def stretch(factor: float, mscale: float) -> float:
 
 def _rope(raw: ConfigReader) -> tuple[ConfigReader, float]:
     """The words of rotary positions as other decoders have them, and what multiplies the scores."""
-    rope = raw.inside("rope_parameters") or raw.inside("rope_scaling")
+    rope = rope_table(raw)
     if rope is None:
         return raw, 1.0
-    kind = rope.value("rope_type", rope.value("type", "default"))
     mscale = rope.number("mscale", 0.0, most=1e3)
     everywhere = rope.number("mscale_all_dim", 0.0, most=1e3)
     table, size = {**rope.table, "mscale": None, "mscale_all_dim": None}, 1.0
-    if kind != "default" and everywhere:
+    if everywhere and rope_kind(rope) != "default":
         factor = rope.number("factor", least=1.0)
         size = stretch(factor, everywhere)
         if mscale and table.get("attention_factor") is None:

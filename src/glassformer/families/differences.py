@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -13,17 +13,16 @@ def differences(first: Any, second: Any, path: str = "") -> Iterator[tuple[str, 
     Tables are compared key by key where they are of one ``type``, lists item by item where they are
     equally long.
     """
+    entries: Iterable[tuple[Any, Any, Any]] = ()
     if (
         isinstance(first, dict)
         and isinstance(second, dict)
         and first.get("type") == second.get("type")
     ):
-        for key in {**first, **second}:
-            yield from differences(
-                first.get(key), second.get(key), f"{path}.{key}" if path else str(key)
-            )
+        entries = ((key, first.get(key), second.get(key)) for key in {**first, **second})
     elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-        for i, pair in enumerate(zip(first, second, strict=True)):
-            yield from differences(*pair, f"{path}.{i}" if path else str(i))
+        entries = zip(range(len(first)), first, second, strict=True)
     elif first != second:
         yield path, first, second
+    for key, before, after in entries:
+        yield from differences(before, after, f"{path}.{key}" if path else str(key))

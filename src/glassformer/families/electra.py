@@ -12,8 +12,8 @@ from .encoder_pages import (
     CHOICE,
     ends,
     head_of,
+    label_layers,
     moved,
-    tags,
     trunk,
 )
 from .keys import ACTIVATIONS, ConfigWords, Section
@@ -56,24 +56,26 @@ def write_ends(model: Encoder) -> Settings:
 WORDS = ConfigWords(TRUNK, KEYS, [Section(read_ends, write_ends)])
 
 
+GENERATOR_LAYERS = {
+    "electra.embeddings_project": "encoder.project",
+    "generator_predictions.dense": "head.transform",
+    "generator_predictions.LayerNorm": "head.norm",
+    "generator_lm_head": "head.proj",
+}
+DISCRIMINATOR_LAYERS = {
+    "discriminator_predictions.dense": "token_head.transform",
+    "discriminator_predictions.dense_prediction": "token_head.proj",
+}
+LABEL_LAYERS = {"classifier.dense": "pool.transform", "classifier.out_proj": "pool.proj"}
+
+
 def table(model: Encoder) -> Table:
     """The names of the weights; what labels are called depends on what each token is asked."""
     head = model.token_head
-    end_layers = {
-        "electra.embeddings_project": "encoder.project",
-        "generator_predictions.dense": "head.transform",
-        "generator_predictions.LayerNorm": "head.norm",
-        "generator_lm_head": "head.proj",
-    }
-    if head is not None and head.transform is not None:
-        end_layers["discriminator_predictions.dense"] = "token_head.transform"
-        end_layers["discriminator_predictions.dense_prediction"] = "token_head.proj"
-    elif head is not None:
-        end_layers[tags(head)] = "token_head.proj"
-    elif model.pool is not None:
-        end_layers |= {"classifier.dense": "pool.transform", "classifier.out_proj": "pool.proj"}
+    discriminates = head is not None and head.transform is not None
+    labels = DISCRIMINATOR_LAYERS if discriminates else label_layers(model, LABEL_LAYERS)
     return Table(
-        (*trunk("electra"), *rules(end_layers)),
+        (*trunk("electra"), *rules({**GENERATOR_LAYERS, **labels})),
         ("electra.embeddings.position_ids",),
         (("generator_lm_head.weight", "electra.embeddings.word_embeddings.weight"),),
         prefix="electra.",

@@ -39,18 +39,13 @@ def read_labels(raw: ConfigReader) -> int:
     return int(raw.integer("num_labels", 2) if named is None else len(named.table))
 
 
-def words_head(model: Encoder, act: Activation | None = None) -> Head:
+def tied_head(raw: ConfigReader, model: Encoder, act: Activation | None = None) -> Head:
     """A family's head over the vocabulary, with the activation and the norm of its blocks; it ends in
-    the embeddings' width."""
+    the embeddings' width, and is tied to them unless the file says otherwise."""
     stack = stacks(model)["encoder"]
     act = act or getattr(stack.pattern[0].feedforward, "act", None)
-    norm = stack.first_norm or stack.last_norm
-    return Head(bias=True, transform=act, norm=norm, width=model.embed.dim)
-
-
-def tied_head(raw: ConfigReader, model: Encoder, act: Activation | None = None) -> Head:
-    """That head, tied to the embeddings or not."""
-    return replace(words_head(model, act), tied=raw.flag("tie_word_embeddings", True))
+    norm, tied = stack.first_norm or stack.last_norm, raw.flag("tie_word_embeddings", True)
+    return Head(tied, bias=True, transform=act, norm=norm, width=model.embed.dim)
 
 
 def read_heads(
@@ -163,6 +158,8 @@ def label_layers(model: Encoder, pool: Names) -> Names:
     return pool if head is None else {tags(head): "token_head.proj"}
 
 
+# how the first files call the weights of a LayerNorm
+OLDER_NORMS: Pairs = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 LAYER = {
     "attention.self.query": "attn.q",
     "attention.self.key": "attn.k",
@@ -204,7 +201,7 @@ def table(
     inside: Iterable[NameRule],
     pool: Names,
     unread: Iterable[str] = (),
-    renamed: Sequence[tuple[str, str]] = (),
+    renamed: Pairs = (),
     transform: Sequence[str] = ("transform.dense", "transform.LayerNorm"),
     untied: str = "decoder.bias",
 ) -> Table:
@@ -231,7 +228,7 @@ def table(
         (*unused, f"{family}.embeddings.position_ids"),
         ((proj, tokens), (copy, bias)) if tied else (),
         prefix=f"{family}.",
-        renamed=tuple(renamed),
+        renamed=renamed,
     )
 
 

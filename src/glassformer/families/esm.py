@@ -10,7 +10,7 @@ from ..core.config.model import Attention, Block, Encoder, stacks
 from ..core.config.position import Learned
 from . import roberta
 from .bert import SHARED
-from .encoder_pages import LAYER, encoder, trunk
+from .encoder_pages import LAYER, OLDER_NORMS, encoder, trunk
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import MaskedEmbed, StoredRotary
 from .names import NameRule, Table, rules
@@ -70,8 +70,7 @@ _STORED = "rotary_embeddings.inv_freq"
 _OLDER = "encoder.layer.{i}.attention.self." + _STORED  # transformers 5 writes * for a number
 _RENAMED = (
     *((_OLDER.format(i=i), _STORED) for i in "0*"),
-    ("LayerNorm.gamma", "LayerNorm.weight"),
-    ("LayerNorm.beta", "LayerNorm.bias"),
+    *OLDER_NORMS,
 )
 
 

@@ -46,7 +46,7 @@ WORDS = words(
     ),
     turned(lambda raw: _positions(raw)[1]),
     Section(encode=lambda model: {"rope_local_base_freq": local_scheme(model, LOCAL).theta}),
-    windows(every=6, word="sliding_window_pattern", local=lambda raw: _positions(raw)[0]),
+    windows(every=6, word="sliding_window_pattern", schemes=_positions),
     even="gemma3",
     max_position_embeddings=131_072,
     num_key_value_heads=4,

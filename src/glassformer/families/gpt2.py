@@ -8,18 +8,14 @@ from functools import partial
 from typing import Any
 
 from ..core.config import (
-    MLP,
     Activation,
-    Attention,
-    Block,
     Init,
-    LayerNorm,
     Learned,
     Model,
 )
 from ..core.errors import need
 from . import decoder_pages
-from .decoder_pages import first_block, joint
+from .decoder_pages import GPT2_BLOCK, first_block, joint
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
 from .names import Names, Table
 from .recipe import ConfigReader, Settings, page
@@ -84,9 +80,7 @@ def _write_bias(model: Model) -> Settings:
     return {} if getattr(first_block(model).attention, "bias", True) else {"bias": False}
 
 
-SHAPE = decoder_pages.decoder(
-    Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64)
-)
+SHAPE = decoder_pages.decoder(GPT2_BLOCK, Learned(64))
 WORDS = words(
     replace(SHAPE, init=Init()),
     *ATTENTION,
@@ -112,10 +106,16 @@ MATRICES = {"attn.out": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_
 DENSE = {"ffn.up": "mlp.dense_h_to_4h", "ffn.down": "mlp.dense_4h_to_h"}
 
 
+# the causal mask, kept as if it were a weight
 MASKS = (
-    *(f"attn.{name}" for name in ("bias", "masked_bias", "causal_mask")),
-    *(f"attn.attention.{name}" for name in ("bias", "masked_bias")),
-    *(f"attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
+    "attn.bias",
+    "attn.masked_bias",
+    "attn.causal_mask",
+    "attn.attention.bias",
+    "attn.attention.masked_bias",
+    "attention.bias",
+    "attention.masked_bias",
+    "attention.rotary_emb.inv_freq",
 )
 
 
@@ -137,7 +137,6 @@ def table(
         last_norm=f"{prefix}{last_norm}",
         outside=outside,
         prefix=prefix,
-        # the causal mask, kept as if it were a weight
         ignore=tuple(f"{layer}.{name}" for name in MASKS),
         **more,
     )

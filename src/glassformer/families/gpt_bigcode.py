@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..core.config import MLP, Attention, Block, LayerNorm, Learned, Model
+from ..core.config import Model
 from ..core.errors import need
 from . import gpt2
-from .decoder_pages import decoder, first_block, joint
+from .decoder_pages import first_block, joint
 from .keys import Key, Section, only
 from .names import Table
 from .recipe import Settings, page
@@ -28,7 +28,7 @@ def _write_heads(model: Model) -> Settings:
 
 
 WORDS = gpt2.words(
-    decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64)),
+    gpt2.SHAPE,
     *gpt2.ATTENTION,
     *only(
         attention_softmax_in_fp32=(True, _WIDE),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.config import MLP, Attention, Block, LayerNorm, Model, Rotary
+from ..core.config import Model, Rotary
 from ..core.errors import need
 from . import gpt2
 from .decoder_pages import (
+    GPT2_BLOCK,
     NORMS,
     decoder,
     first_block,
@@ -41,7 +42,7 @@ def _write_position(model: Model) -> Settings:
 
 
 WORDS = words(
-    decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Rotary()),
+    decoder(GPT2_BLOCK, Rotary()),
     Key(
         "use_parallel_residual",
         "place",

@@ -14,6 +14,7 @@ from .decoder_pages import (
     THEIRS,
     decoder,
     read_rotary,
+    rope_table,
     table,
     turned,
     windows,
@@ -29,9 +30,8 @@ YARN = Rotary(150_000.0, scaling=YarnScaling(32.0, 4096, truncate=False))
 
 def _positions(raw: ConfigReader) -> Rotary:
     """Rotary positions; those of the published models where the file has no table."""
-    tables = raw.inside("rope_parameters") or raw.inside("rope_scaling")
     theta = raw.number("rope_theta", 150_000.0, least=1.0)
-    return read_rotary(raw, 150_000.0) if tables else replace(YARN, theta=theta)
+    return read_rotary(raw, 150_000.0) if rope_table(raw) else replace(YARN, theta=theta)
 
 
 WORDS = words(

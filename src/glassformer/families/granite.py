@@ -3,8 +3,7 @@ logits."""
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
-from .decoder_pages import LLAMA_TABLE, decoder, words
+from .decoder_pages import LLAMA_SHAPE, LLAMA_TABLE, words
 from .keys import Key, keys
 from .recipe import page
 
@@ -21,7 +20,7 @@ MULTIPLIERS = keys(
     ),
 )
 WORDS = words(
-    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
+    LLAMA_SHAPE,
     *MULTIPLIERS,
     max_position_embeddings=2048,
     mlp_bias=False,

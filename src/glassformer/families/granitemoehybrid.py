@@ -6,17 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.config import (
-    Attention,
-    Block,
     GatedMLP,
     MoE,
     NoPosition,
-    RMSNorm,
 )
 from . import granite, mamba2
 from .decoder_pages import (
     ATTENTION,
     GATE_UP,
+    LLAMA_BLOCK,
     NORMS,
     THEIRS,
     LayerChoice,
@@ -52,7 +50,7 @@ def _head_dim(raw: ConfigReader) -> Any:
 _KINDS = ("linear_attention", "full_attention")
 MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
 WORDS = words(
-    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), NoPosition()),
+    decoder(LLAMA_BLOCK, NoPosition()),
     *granite.MULTIPLIERS,
     *mamba2.SILU,
     mamba2.UNLIMITED,
@@ -93,12 +91,13 @@ WORDS = words(
     shared_intermediate_size=(1024, "feedforward.hidden"),
 )
 
-SHARED = [
-    rule
-    for at in ("ffn", "ffn.shared")
-    for name, params in (("input", f"{at}.gate {at}.up"), ("output", f"{at}.down"))
-    for rule in joint(f"shared_mlp.{name}_linear", params)
-]
+# a block without a mixture has this network alone
+SHARED = (
+    *joint("shared_mlp.input_linear", "ffn.gate ffn.up"),
+    *joint("shared_mlp.output_linear", "ffn.down"),
+    *joint("shared_mlp.input_linear", "ffn.shared.gate ffn.shared.up"),
+    *joint("shared_mlp.output_linear", "ffn.shared.down"),
+)
 GRANITEMOEHYBRID = page(
     "granitemoehybrid",
     words=WORDS,

@@ -123,6 +123,16 @@ def key(names: str, default: Any = MISSING, places: str = "") -> Key:
     return Key(names, places, number, lambda value: usual if value is None else value)
 
 
+def experts_key(word: str, default: int) -> Key:
+    """The number of experts by a family's ``word``, or by that of other files."""
+
+    def count(raw: ConfigReader) -> Any:
+        usual = raw.integer("num_local_experts", default, most=MOST_HEADS)
+        return raw.integer(word, usual, most=MOST_HEADS)
+
+    return Key(word, "experts", count)
+
+
 def nullable(names: str, default: Any, places: str = "") -> Key:
     """A key whose word may be null, and that is its default only where the word is absent."""
     filled, empty = key(names, default, places), key(names, None, places)

@@ -17,7 +17,6 @@ from .decoder_pages import with_layer
 from .keys import ConfigWords, Section, revise
 from .longformer import GlobalTokens, LongformerAttention, SideTable
 from .names import Table
-from .names import rules as name_rules
 from .recipe import ConfigReader, Settings, page, tile
 
 
@@ -55,16 +54,16 @@ def write_windows(model: Model) -> Settings:
 BART: Any = bart.words(bart.TABLE, place="post", normed=True, first=2)
 _block = BART.template.encoder.pattern[0]
 _attention: Any = LongformerAttention(1, bias=True, mask=mask_of(2, 1))
-_sides = {
-    "encoder": replace(
-        BART.template.encoder,
-        pattern=(replace(_block, attention=_attention),),
-        position=Learned(64),
-    ),
-    "decoder": replace(BART.template.decoder, position=SideTable(64)),
-}
 WORDS = ConfigWords(
-    replace(BART.template, **_sides),
+    replace(
+        BART.template,
+        encoder=replace(
+            BART.template.encoder,
+            pattern=(replace(_block, attention=_attention),),
+            position=Learned(64),
+        ),
+        decoder=replace(BART.template.decoder, position=SideTable(64)),
+    ),
     revise(
         BART.keys,
         max_encoder_position_embeddings=(16_384, "context encoder.position.length"),
@@ -78,36 +77,20 @@ WORDS = ConfigWords(
         Section(encode=lambda model: {"pad_token_id": 1}),
     ],
 )
-WORDS_OF = {"q": "query", "k": "key", "v": "value"}
-
-
-def _theirs(name: str) -> str:
-    """The name in LED's files of what BART's call ``name``."""
-    name = f"led.{name[6:]}" if name.startswith("model.") else name
-    if ".encoder." not in name:
-        return name
-    for letter, word in WORDS_OF.items():
-        name = name.replace(f"self_attn.{letter}_proj", f"self_attn.longformer_self_attn.{word}")
-    return name.replace("self_attn.out_proj", "self_attn.output")
+_CONTENT = {"attn.q": "query", "attn.k": "key", "attn.v": "value"}
+ENCODER = {
+    "attn.out": "self_attn.output",
+    **{
+        f"{name}{end}": f"self_attn.longformer_self_attn.{word}{end}"
+        for name, word in _CONTENT.items()
+        for end in ("", "_global")
+    },
+}
 
 
 def table(model: Model) -> Table:
     """BART's names of the weights in LED's words, and the layers of global tokens."""
-    names = bart.table(model)
-    rules = [replace(rule, file_name=_theirs(rule.file_name)) for rule in names.rules]
-    for letter, word in WORDS_OF.items():
-        file, param = (
-            f"led.encoder.layers.{{i}}.self_attn.longformer_self_attn.{word}",
-            f"encoder.blocks.{{i}}.attn.{letter}",
-        )
-        rules += name_rules({f"{file}_global": f"{param}_global"})
-    return replace(
-        names,
-        rules=tuple(rules),
-        copies=tuple((_theirs(a), _theirs(b)) for a, b in names.copies),
-        renamed=tuple((_theirs(a), _theirs(b)) for a, b in names.renamed),
-        prefix="led.",
-    )
+    return bart.table(model, "led", ENCODER)
 
 
 LED = page("led", words=WORDS, weights=table)

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from ..core.config import (
-    Attention,
-    Block,
-    GatedMLP,
-    RMSNorm,
-    Rotary,
-)
-from .decoder_pages import LLAMA_TABLE, decoder, words
+from .decoder_pages import LLAMA_SHAPE, LLAMA_TABLE, words
 from .recipe import page
 
 WORDS = words(
-    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
+    LLAMA_SHAPE,
     even="llama",
     max_position_embeddings=2048,
     attention_bias=False,

@@ -34,6 +34,7 @@ from .decoder_pages import (
     read_kinds,
     read_numbers,
     read_rotary,
+    read_turning,
     table,
     turned,
     variant,
@@ -71,11 +72,9 @@ def _rotary(raw: ConfigReader) -> Rotary:
 
 def _read_attention(raw: ConfigReader, model: Decoder) -> Decoder:
     """Blocks that turn, with a norm, and blocks without positions, whose queries grow."""
-    blocks, every = blocks_of(model), raw.integer("no_rope_layer_interval", 4)
-    depth = len(blocks)
-    turns = raw.value("no_rope_layers", None) or [(i + 1) % every != 0 for i in range(depth)]
-    raw.must(isinstance(turns, list) and len(turns) >= depth, "no_rope_layers", f"{depth} numbers")
-    kinds = read_kinds(raw, KINDS, [KINDS[not turn] for turn in turns[:depth]])
+    blocks = blocks_of(model)
+    turns = read_turning(raw, len(blocks))
+    kinds = read_kinds(raw, KINDS, [KINDS[not turn] for turn in turns])
     turning: Any = first_block(model).attention
     still = replace(turning, qk_norm=None)
     turning = turning if raw.flag("use_qk_norm", True) else still

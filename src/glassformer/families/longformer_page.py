@@ -39,10 +39,9 @@ WORDS = ConfigWords(
 )
 _LAYER = {
     **LAYER,
-    **{
-        f"attention.self.{word}_global": f"attn.{name}_global"
-        for name, word in led.WORDS_OF.items()
-    },
+    "attention.self.query_global": "attn.q_global",
+    "attention.self.key_global": "attn.k_global",
+    "attention.self.value_global": "attn.v_global",
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..core.config import Attention, Block, Decoder, Model, NoPosition, RMSNorm
-from .decoder_pages import decoder, first_layer, table
+from . import decoder_pages
+from .decoder_pages import decoder, first_layer
 from .keys import ConfigWords, Key, Section, keys, only, spelled_out
 from .mixers import Mamba2
 from .names import under
@@ -74,6 +76,16 @@ WORDS = ConfigWords(
 )
 LAYERS = {"in_proj": "in_proj", "conv": "conv1d", "norm": "norm", "out_proj": "out_proj"}
 TABLES = {name: name for name in ("A_log", "D", "dt_bias")}
+LAYER = "backbone.layers.{i}"
+# as decoders', in Mamba's names
+table = partial(
+    decoder_pages.table,
+    layer=LAYER,
+    token="backbone.embeddings",
+    last_norm="backbone.norm_f",
+    prefix="backbone.",
+    ignore=(),
+)
 
 MAMBA2 = page(
     "mamba2",
@@ -82,10 +94,5 @@ MAMBA2 = page(
         {"attn_norm": "norm"},
         under("mixer", LAYERS),
         tables=under("mixer", TABLES),
-        layer="backbone.layers.{i}",
-        token="backbone.embeddings",
-        last_norm="backbone.norm_f",
-        prefix="backbone.",
-        ignore=(),
     ),
 )

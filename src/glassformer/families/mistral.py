@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from ..core.config import (
-    Attention,
-    Block,
-    GatedMLP,
-    RMSNorm,
-    Rotary,
-)
-from .decoder_pages import LLAMA_TABLE, decoder, window, words
+from .decoder_pages import LLAMA_SHAPE, LLAMA_TABLE, window, words
 from .keys import only
 from .recipe import page
 
 WORDS = words(
-    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
+    LLAMA_SHAPE,
     *only(
         layer_types=(None, "the blocks of a Mistral all see the same"),
     ),

@@ -20,7 +20,7 @@ from .decoder_pages import (
     blocks_of,
     variant,
 )
-from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, Key, Section
+from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, Key, Section, experts_key
 from .names import Names, Table, under
 from .recipe import ConfigReader, Settings
 from .routed import RoutedMoE
@@ -47,10 +47,6 @@ def routed(
             place,
             lambda raw: raw.integer(word, usual, most=MOST_HEADS) if grouped(raw) else 1,
         )
-
-    def experts(raw: ConfigReader) -> Any:
-        count = raw.integer("num_local_experts", default.experts, most=MOST_HEADS)
-        return raw.integer("n_routed_experts", count, most=MOST_HEADS)
 
     def wide(raw: ConfigReader) -> Any:
         """The width of the shared expert: that of so many experts."""
@@ -82,7 +78,7 @@ def routed(
         make,
         missing,
         moe_intermediate_size="expert.hidden",
-        n_routed_experts=Key("n_routed_experts", "experts", experts),
+        n_routed_experts=experts_key("n_routed_experts", default.experts),
         num_experts_per_tok="top_k",
         n_shared_experts=Key("n_shared_experts", "shared.hidden", wide),
         norm_topk_prob="normalize",

@@ -135,10 +135,6 @@ _LAYER = {
     "ffn_norm": "mlp_norm",
     "ffn.down": "mlp.Wo",
 }
-_FUSED = (
-    *joint("attn.Wqkv", side="encoder"),
-    *joint("mlp.Wi", "ffn.gate ffn.up", side="encoder"),
-)
 
 
 def table(model: Encoder) -> Table:
@@ -147,7 +143,10 @@ def table(model: Encoder) -> Table:
     head = labels if model.head is None else "head"
     return decoder_pages.table(
         _LAYER,
-        more=_FUSED,
+        more=(
+            *joint("attn.Wqkv", side="encoder"),
+            *joint("mlp.Wi", "ffn.gate ffn.up", side="encoder"),
+        ),
         token="model.embeddings.tok_embeddings",
         last_norm="model.final_norm",
         outside={

@@ -9,7 +9,7 @@ from typing import Any
 from ..core.config.model import Encoder
 from . import roberta
 from .bert import BLOCK, SHARED
-from .encoder_pages import LAYER, encoder, trunk
+from .encoder_pages import encoder, trunk
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import LearnedWithBias
 from .names import NameRule, Table
@@ -42,10 +42,14 @@ WORDS = ConfigWords(
 
 
 _LAYER = {
-    **{f"attention.attn.{name}": f"attn.{name}" for name in "qkv"},
+    "attention.attn.q": "attn.q",
+    "attention.attn.k": "attn.k",
+    "attention.attn.v": "attn.v",
     "attention.attn.o": "attn.out",
     "attention.LayerNorm": "attn_norm",
-    **{name: LAYER[name] for name in ("intermediate.dense", "output.dense", "output.LayerNorm")},
+    "intermediate.dense": "ffn.up",
+    "output.dense": "ffn.down",
+    "output.LayerNorm": "ffn_norm",
 }
 _BIAS = NameRule("mpnet.encoder.relative_attention_bias.weight", "encoder.position.relative.weight")
 

@@ -1,4 +1,8 @@
-"""MPT: ALiBi in place of positions, no bias anywhere, the exact GELU."""
+"""MPT: ALiBi in place of positions, no bias anywhere, the exact GELU.
+
+A text may be longer than ``max_seq_len``: ALiBi falls on at the same slopes, as in transformers with a
+larger number there. transformers itself makes biases of so many tokens alone, and fails.
+"""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ class NameRule:
 
     A {letter} on both sides repeats the rule; a {letter} in the file's name alone stacks along a
     new first axis; several parameters are the whole tensor's parts, as wide as in the model.
-    ``transpose`` turns each matrix of the files; ``unsqueeze``: the file's tensor has one more
-    axis, of 1, in front. ``axes`` says how else its axes become the parameter's, as einops writes
-    it, h being ``heads``:
+    ``transpose`` turns each matrix of the files. ``axes`` says how else its axes become the
+    parameter's, as einops writes it, h being ``heads``:
 
         "h c d -> (h d) c"            a heads axis folded (TransformerLens' W_Q)
         "(h d 2) c -> (h 2 d) c"      rotary pairs of neighbours to halves (original Llama files)
+        "1 v -> (1 v)"                one more axis, of 1, in front of the file's tensor
 
     ``groups``: the file deals the rows of several parameters out to so many groups (Falcon 40B: the
     queries, the key and the value of each key-value head lie together).
@@ -30,7 +30,6 @@ class NameRule:
     file_name: str
     param_names: str | tuple[str, ...]
     transpose: bool = False
-    unsqueeze: bool = False
     axes: str = ""
     heads: int = 1
     groups: int = 1
@@ -57,13 +56,10 @@ class Table:
 def rules(layers: Names, transpose: bool = False) -> tuple[NameRule, ...]:
     """A rule for weight and bias of each of their layers and ours; ``transpose``: the weights."""
     suffixes = {"weight": transpose, "bias": False}
-    pairs = [
-        (f"{file_name}.{end}", f"{param_name}.{end}", turn)
+    return tuple(
+        NameRule(f"{file_name}.{end}", f"{param_name}.{end}", turn)
         for file_name, param_name in layers.items()
         for end, turn in suffixes.items()
-    ]
-    return tuple(
-        NameRule(file_name, param_name, transpose=turn) for file_name, param_name, turn in pairs
     )
 
 

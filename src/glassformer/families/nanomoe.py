@@ -17,21 +17,13 @@ from ..core.config import (
 )
 from .recipe import page
 
+# An expert takes at most 1.25 times its even share while training; weights start at 1/sqrt(fan-in).
+# Its code can also add noise to the router's logits (noise=True), which the published run leaves off.
+NORM, MLP4 = LayerNorm(bias=False), MLP(4 * 384, "gelu")
+BALANCE = 0.01 * 2  # its loss counts both choices of a token, ours is their mean
+MIXTURE = MoE(8, 2, MLP4, balance_loss=BALANCE, z_loss=0.001, capacity_factor=1.25)
+PATTERN = (Block(Attention(6), MIXTURE, NORM), Block(Attention(6), MLP4, NORM))
+STACK = Stack(6, PATTERN, Learned(1024), last_norm=NORM)
+OPENWEBTEXT = Decoder(384, 1024, Embed(50_304), STACK, init=Init(std=None))
 
-def nanomoe(dim: int, depth: int, heads: int) -> Decoder:
-    """The shape of nanoMoE: nanoGPT's vocabulary, 1,024 positions, a mixture in the first of every
-    two blocks.
-
-    An expert takes at most 1.25 times its even share while training; weights start at
-    1/sqrt(fan-in). Its code can also add noise to the router's logits (``noise=True``), which the
-    published run leaves off.
-    """
-    norm, mlp = LayerNorm(bias=False), MLP(4 * dim, "gelu")
-    balance = 0.01 * 2  # its loss counts both choices of a token, ours is their mean
-    mixture = MoE(8, 2, mlp, balance_loss=balance, z_loss=0.001, capacity_factor=1.25)
-    pattern = (Block(Attention(heads), mixture, norm), Block(Attention(heads), mlp, norm))
-    stack = Stack(depth, pattern, Learned(1024), last_norm=norm)
-    return Decoder(dim, 1024, Embed(50_304), stack, init=Init(std=None))
-
-
-NANOMOE = page("nanomoe", sizes={"openwebtext": nanomoe(384, 6, 6)})
+NANOMOE = page("nanomoe", sizes={"openwebtext": OPENWEBTEXT})

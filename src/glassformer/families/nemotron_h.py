@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.config import MLP, Attention, Block, Model, NoPosition, RMSNorm
 from ..core.errors import need
+from . import mamba2
 from .decoder_pages import (
     OURS,
     blocks_of,
@@ -18,7 +19,6 @@ from .decoder_pages import (
     first_block,
     first_layer,
     read_kinds,
-    table,
     turned,
     with_blocks,
     words,
@@ -163,15 +163,10 @@ _ALONE = {
     "up": "experts.{e}.up_proj.weight",
     "down": "experts.{e}.down_proj.weight",
 }
-TABLE = table(
+TABLE = mamba2.table(
     under("mixer", {**_LINEAR, **LAYERS}, ""),
     tables=under("mixer", _ALONE, ""),
-    more=(NameRule("backbone.layers.{i}.norm.weight", f"{OURS}_norm.weight"),),
-    layer="backbone.layers.{i}",
-    token="backbone.embeddings",
-    last_norm="backbone.norm_f",
-    prefix="backbone.",
-    ignore=(),
+    more=(NameRule(f"{mamba2.LAYER}.norm.weight", f"{OURS}_norm.weight"),),
 )
 
 

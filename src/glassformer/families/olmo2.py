@@ -66,7 +66,7 @@ def _write_tables(model: Model) -> Settings:
 WORDS3 = words(
     SHAPE,
     turned(lambda raw: _positions3(raw)[1]),
-    windows(local=lambda raw: _positions3(raw)[0]),
+    windows(schemes=_positions3),
     rope=Section(encode=_write_tables),
     max_position_embeddings=2048,
     rms_norm_eps=1e-5,

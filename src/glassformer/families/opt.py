@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Learned, Model
+from ..core.config import Decoder, LayerNorm, Learned, Model
 from ..core.errors import need
-from .decoder_pages import attention, decoder, first_block, stack, table
+from .decoder_pages import FAIRSEQ, GPT2_BLOCK, decoder, first_block, stack, table
 from .keys import ConfigWords, Section, key, keys, only
 from .recipe import ConfigReader, Settings, page
 
@@ -32,7 +32,7 @@ def _write_norms(model: Model) -> Settings:
 
 
 WORDS = ConfigWords(
-    decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Learned(64, 2)),
+    decoder(GPT2_BLOCK, Learned(64, 2)),
     (
         *only(
             layer_norm_elementwise_affine=(True, "each norm here has a weight and a bias"),
@@ -55,18 +55,11 @@ WORDS = ConfigWords(
     (Section(_norms, _write_norms),),
 )
 
-_LAYERS = {
-    **attention(out="out_proj"),
-    "attn_norm": "self_attn_layer_norm",
-    "ffn_norm": "final_layer_norm",
-    "ffn.up": "fc1",
-    "ffn.down": "fc2",
-}
 OPT = page(
     "opt",
     words=WORDS,
     weights=table(
-        _LAYERS,
+        FAIRSEQ,
         layer="model.decoder.layers.{i}",
         token="model.decoder.embed_tokens",
         last_norm="model.decoder.final_layer_norm",

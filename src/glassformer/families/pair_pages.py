@@ -10,8 +10,9 @@ from ..core.config.layers import Embed, Head, Init
 from ..core.config.model import Block, EncoderDecoder, Stack
 from ..core.config.position import Position
 from ..core.errors import need
+from .decoder_pages import FAIRSEQ, NO_NAMES, attention
 from .keys import Key, Section, key, keys
-from .names import NameRule, Table, rules
+from .names import NameRule, Names, Table, rules
 from .recipe import ConfigReader, Settings
 
 
@@ -101,16 +102,9 @@ def start(default: int | None = None) -> Section:
 
 
 _NAMES = {
-    f"{file}.{name}_proj": f"{param}.{name}"
-    for file, param in (("self_attn", "attn"), ("encoder_attn", "cross"))
-    for name in ("q", "k", "v", "out")
-}
-_NAMES |= {
-    "self_attn_layer_norm": "attn_norm",
-    "encoder_attn_layer_norm": "cross_norm",
-    "fc1": "ffn.up",
-    "fc2": "ffn.down",
-    "final_layer_norm": "ffn_norm",
+    **FAIRSEQ,
+    **attention("encoder_attn", "out_proj", "cross."),
+    "cross_norm": "encoder_attn_layer_norm",
 }
 
 
@@ -129,29 +123,43 @@ def are_sines(table: Any) -> bool:
 
 
 SIDES = ("encoder", "decoder")
+
+
+def one_table(prefix: str = "") -> dict[str, Any]:
+    """A table of tokens that both sides and the head share: what files may call it besides."""
+    shared = f"{prefix}shared.weight"
+    sides = tuple((f"{prefix}{side}.embed_tokens.weight", shared) for side in SIDES)
+    return {"copies": (*sides, ("lm_head.weight", shared)), "renamed": sides}
+
+
 _POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in SIDES)
-_SHARED = "model.shared.weight"
-_TWINS = tuple(f"model.{side}.embed_tokens.weight" for side in SIDES)
 
 
-def pair_table(*layers: NameRule, sines: bool = True, prefix: str = "") -> Table:
-    """The names of Marian's weights and those of its kin, ``layers`` what the family has besides."""
+def pair_table(
+    *layers: NameRule,
+    sines: bool = True,
+    prefix: str = "",
+    root: str = "model",
+    encoder: Names = NO_NAMES,
+) -> Table:
+    """The names of Marian's weights and those of its kin, below ``root``: ``layers`` what the family
+    has besides, ``encoder`` what it calls layers of an encoder's blocks."""
+    sides = {"encoder": {**_NAMES, **encoder}, "decoder": _NAMES}
     return Table(
         (
-            NameRule(_SHARED, "embed.token.weight"),
+            NameRule(f"{root}.shared.weight", "embed.token.weight"),
             *rules(
                 {
-                    f"model.{side}.layers.{{i}}.{a}": f"{side}.blocks.{{i}}.{b}"
-                    for side in SIDES
-                    for a, b in _NAMES.items()
+                    f"{root}.{side}.layers.{{i}}.{file_name}": f"{side}.blocks.{{i}}.{name}"
+                    for side, names in sides.items()
+                    for name, file_name in names.items()
                 }
             ),
             *layers,
-            NameRule("final_logits_bias", "head.proj.bias", unsqueeze=True),
+            NameRule("final_logits_bias", "head.proj.bias", axes="1 v -> (1 v)"),
         ),
         ignore=_POSITIONS if sines else (),
         constants=tuple((name, are_sines) for name in _POSITIONS if sines),
-        copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
         prefix=prefix,
-        renamed=tuple((name, _SHARED) for name in _TWINS),
+        **one_table(f"{root}."),
     )

@@ -6,11 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core.config import (
-    MLP,
-    Attention,
-    Block,
     Decoder,
-    GatedMLP,
     Head,
     LayerNorm,
     Model,
@@ -20,6 +16,8 @@ from ..core.config import (
 from ..core.config.model import long_scalings
 from .decoder_pages import (
     ATTENTION,
+    GPT2_BLOCK,
+    LLAMA_SHAPE,
     LONGROPE,
     NORMS,
     decoder,
@@ -47,7 +45,7 @@ def qk_norm(word: str, kind: type[LayerNorm | RMSNorm], eps: str) -> Key:
 
 WORDS = words(
     decoder(
-        Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm(), place="parallel"),
+        replace(GPT2_BLOCK, place="parallel"),
         Rotary(),
         Head(tied=False, bias=True),
     ),
@@ -95,7 +93,7 @@ def write_context(model: Model) -> Settings:
 
 
 WORDS3 = words(
-    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
+    LLAMA_SHAPE,
     window(),
     rotary(fraction=1.0, kinds=("default", *LONGROPE)),
     Section(short_context, write_context),

@@ -15,7 +15,16 @@ from ..core.config import (
     Rotary,
 )
 from ..core.config.model import long_scalings
-from .decoder_pages import LONGROPE, decoder, read_rotary, turned, window, words, write_rope
+from .decoder_pages import (
+    LONGROPE,
+    decoder,
+    read_rotary,
+    rope_table,
+    turned,
+    window,
+    words,
+    write_rope,
+)
 from .keys import Section, only
 from .mixtral import WEIGHTS
 from .phi import short_context, write_context
@@ -26,7 +35,7 @@ from .sparse_mixer import SparseMixerMoE
 def _positions(raw: ConfigReader) -> Rotary:
     """Rotary positions; a longrope table says the size of what turns, ``short_mscale``."""
     rotary = read_rotary(raw, 1e6, kinds=("default", *LONGROPE))
-    rope = raw.inside("rope_parameters") or raw.inside("rope_scaling")
+    rope = rope_table(raw)
     if rope is None or not isinstance(rotary.scaling, LongRopeScaling):
         return rotary
     size = rope.number("short_mscale", least=1e-3, most=1e3)

@@ -32,7 +32,7 @@ from .decoder_pages import (
     write_windows,
 )
 from .gated_expert import GatedExpert
-from .keys import MOST_HEADS, Key, Section, only
+from .keys import Section, experts_key, only
 from .recipe import ConfigReader, Settings, page
 
 SHAPE2, SHAPE3 = (
@@ -116,11 +116,6 @@ def _mixture(layout: str, template: MoE, **places: Any) -> Section:
     return variant("feedforward", template, SPARSE, make, missing, **MIXTURE | places)
 
 
-def _experts(raw: ConfigReader) -> Any:
-    count = raw.integer("num_local_experts", 128, most=MOST_HEADS)
-    return raw.integer("num_experts", count, most=MOST_HEADS)
-
-
 def _alike(slides: Section) -> Section:
     """All blocks slide a window, or none."""
     return replace(
@@ -137,7 +132,7 @@ WORDS3MOE = words(
     _mixture(
         "qwen3moe",
         MoE(128, 8, GatedMLP(768), normalize=False, balance_loss=0.001),
-        num_experts=Key("num_experts", "experts", _experts),
+        num_experts=experts_key("num_experts", 128),
     ),
     *only(
         layer_types=(None, "the mixtures' blocks all see the same"),

@@ -199,8 +199,8 @@ def write_config(model: config.Model) -> tuple[config.Model, Settings]:
     """The encoder alone, and what the files beside its config.json must say; any other model as it
     is."""
     pool = model.pool
-    plain = pool is not None and not pool.labels and pool.transform is None
-    if pool is None or not plain or not isinstance(model, config.Encoder) or model.head is not None:
+    encoder = isinstance(model, config.Encoder) and model.head is None
+    if not encoder or pool is None or pool.labels or pool.transform is not None:
         score = write_score(model)
         return (
             replace(model, pool=replace(pool, sigmoid=False)) if pool and score else model

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.config import (
-    Attention,
-    Block,
-    GatedMLP,
     NoPosition,
-    RMSNorm,
-    Rotary,
 )
 from .decoder_pages import (
+    LLAMA_SHAPE,
     LLAMA_TABLE,
     LayerChoice,
-    decoder,
+    read_turning,
     read_windows,
     rotary,
     variant,
@@ -26,13 +22,9 @@ from .recipe import ConfigReader, Settings, page
 
 
 def _still(raw: ConfigReader, depth: int) -> list[bool]:
-    """``no_rope_layers`` says 1 of a block whose positions turn, 0 of one that knows none."""
+    """True for each block that knows no positions; none slides a window."""
     read_windows(raw, None, [False] * depth)
-    interval = raw.integer("no_rope_layer_interval", 4)
-    turns = raw.value("no_rope_layers", [int((i + 1) % interval != 0) for i in range(depth)])
-    fits = isinstance(turns, list) and len(turns) >= depth and all(x in (0, 1) for x in turns)
-    raw.must(fits, "no_rope_layers", f"{depth} times 1 (the block turns) or 0")
-    return [not turn for turn in turns[:depth]]
+    return [not turns for turns in read_turning(raw, depth)]
 
 
 def _write_still(still: Sequence[bool]) -> Settings:
@@ -40,7 +32,7 @@ def _write_still(still: Sequence[bool]) -> Settings:
 
 
 WORDS = words(
-    decoder(Block(Attention(1), GatedMLP(1), RMSNorm()), Rotary()),
+    LLAMA_SHAPE,
     *only(
         use_sliding_window=(False, "no block of a SmolLM3 slides a window"),
     ),

@@ -33,7 +33,7 @@ from .keys import (
     only,
 )
 from .names import NameRule, Table
-from .pair_pages import start, template
+from .pair_pages import one_table, start, template
 from .recipe import MISSING, ConfigReader, Settings, page
 
 WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
@@ -147,8 +147,6 @@ _LAYERS = {
     "encoder": {"0.SelfAttention": "attn", "1.DenseReluDense": "ffn"},
     "decoder": {"0.SelfAttention": "attn", "1.EncDecAttention": "cross", "2.DenseReluDense": "ffn"},
 }
-_SHARED = "shared.weight"
-_TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 def table(model: Model) -> Table:
@@ -173,9 +171,7 @@ def table(model: Model) -> Table:
         tuple(NameRule(f"{a}.weight", f"{b}.weight") for a, b in names.items()),
         # nothing ever read it
         ignore=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
-        copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
-        # files that keep the table under one of these
-        renamed=tuple((name, _SHARED) for name in _TWINS),
+        **one_table(),
     )
 
 

@@ -85,7 +85,6 @@ class Link:
 
     def _turn(self, tensor: Tensor) -> Tensor:
         source, _, target = self.rule.axes.partition("->")
-        tensor = tensor[0] if self.rule.unsqueeze else tensor
         tensor = tensor.transpose(-1, -2) if self.rule.transpose else tensor
         tensor = _rearrange(tensor, source, target, self.rule.heads) if target else tensor
         # as a whole, so that the parts are views of one tensor
@@ -94,8 +93,7 @@ class Link:
     def _turn_back(self, tensor: Tensor) -> Tensor:
         source, _, target = self.rule.axes.partition("->")
         tensor = _rearrange(tensor, target, source, self.rule.heads) if target else tensor
-        tensor = tensor.transpose(-1, -2) if self.rule.transpose else tensor
-        return tensor[None] if self.rule.unsqueeze else tensor
+        return tensor.transpose(-1, -2) if self.rule.transpose else tensor
 
 
 def shapes(model: config.Model) -> dict[str, Shape]:

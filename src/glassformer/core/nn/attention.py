@@ -121,10 +121,10 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
             # where all heads have one mask: one for each of a group
             heads = max(group, dense.shape[1])
             dense = fold_groups(dense.expand(-1, heads, -1, -1), heads // group)
-        options: dict[str, Any] = {"attn_mask": dense, "dropout_p": dropout, "scale": scale}
-        return F.scaled_dot_product_attention(fold_groups(q, k.shape[1]), k, v, **options).reshape(
-            *q.shape[:3], -1
+        grouped = F.scaled_dot_product_attention(
+            fold_groups(q, k.shape[1]), k, v, attn_mask=dense, dropout_p=dropout, scale=scale
         )
+        return grouped.reshape(*q.shape[:3], -1)
     if (
         fast == "full"
         and queries == 1
@@ -225,6 +225,9 @@ class Attention(TracedModule):
         self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
         self.prefix_length = cfg.mask.prefix_length
         self.head_shard: Any = None  # the heads that are here, where other processes hold more
+        self.add_layers(cfg, dim)
+
+    def add_layers(self, cfg: Any, dim: int) -> None:
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.q = linear(dim, width, cfg.bias)
         self.k = linear(dim, kv_width, cfg.bias)
@@ -281,22 +284,19 @@ class Attention(TracedModule):
     ) -> Tensor:
         """softmax(q k^T) v by the flow's engine -> (B, H, T, D).
 
-        Fused engines never hold the pattern: a tape that records it has the eager engine compute it
-        beside the chosen one, whose output is used; a tape that edits it gets the eager engine's
-        output.
+        Fused engines hold no pattern: for a tape that records it, the eager engine computes it beside
+        the chosen one, whose output is used; a tape that edits it gets the eager engine's output.
         """
-        bias, dropout = None, self.dropout if self.training else 0.0
-        # one from outside asks the scheme itself
-        if position is not None and not isinstance(flow.engine, AttentionEngine):
-            bias = mask.bias(position)  # T5, ALiBi: once for all layers
+        dropout = self.dropout if self.training else 0.0
+        outside = isinstance(flow.engine, AttentionEngine)  # it asks the scheme itself
+        bias = None if position is None or outside else mask.bias(position)  # once for all layers
         inputs = AttentionInputs(
             q, k, v, mask, bias, self.scale, self.softcap, dropout, position=position
         )
         inputs = inputs._replace(heads=self.head_shard)
         if flow.watches(self, "scores", "pattern"):
-            alone = not isinstance(flow.engine, AttentionEngine)
             need(
-                alone,
+                not outside,
                 "Attention patterns lie on several processes here; look at them with one process.",
             )
             watched = inputs._replace(look=partial(flow.look, self))

@@ -13,11 +13,20 @@ from ...core.nn.build import builds
 from ...core.nn.flow import Flow
 from ...core.nn.layers import fused_linear
 from ..mixers import GatedAttention, GatedDelta
-from .scan import GatedNorm, ShapedModule, StateMixer, States, scan, split_heads
+from .scan import (
+    GatedNorm,
+    ScanMixer,
+    ShapedModule,
+    States,
+    by_head,
+    in_fp32,
+    scan,
+    split_heads,
+)
 
 
 @builds(GatedDelta)
-class GatedDeltaModule(StateMixer):
+class GatedDeltaModule(ScanMixer):
     """Project, convolve, learn and read the state, norm, gate, project back.
 
     ``learn`` and ``fade`` say how fast the state of a value head learns and fades.
@@ -31,23 +40,18 @@ class GatedDeltaModule(StateMixer):
         self.norm = GatedNorm(cfg.value_dim, cfg.eps)
 
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
-        cfg, wide = self.cfg, torch.promote_types(x.dtype, torch.float32)
+        cfg = self.cfg
         last, hidden = before or (None, None)
         share = cfg.value_heads // cfg.key_heads
         layers = [getattr(self, name) for name in self.fused_projections]
         q, k, v, gate, learn, fade = fused_linear(x, *layers)
-        learn, fade = (rate.to(wide).transpose(1, 2) for rate in (learn, fade))
         mixed, last = self.conv(torch.cat((q, k, v), -1), flow, last)
         sizes = [q.shape[-1], k.shape[-1], v.shape[-1]]
-        q, k, v = torch.split(F.silu(mixed).to(wide), sizes, -1)
-        q, k = (
-            unit(split_heads(x, cfg.key_heads)).transpose(1, 2).repeat_interleave(share, 1)
-            for x in (q, k)
-        )
-        v = split_heads(v, cfg.value_heads).transpose(1, 2)
-        step = F.softplus(fade + self.dt_bias.to(wide)[:, None])
-        decay = -self.A_log.to(wide).exp()[:, None] * step  # (B, H, T)
-        output, hidden = scan(q * cfg.key_dim**-0.5, k, v, decay, flow, hidden, learn.sigmoid())
+        q, k, v = torch.split(in_fp32(F.silu(mixed)), sizes, -1)
+        q, k = (unit(by_head(x, cfg.key_heads)).repeat_interleave(share, 1) for x in (q, k))
+        v, decay = by_head(v, cfg.value_heads), self.decays(self.steps(fade))
+        learned = in_fp32(learn).sigmoid().transpose(1, 2)
+        output, hidden = scan(q * cfg.key_dim**-0.5, k, v, decay, flow, hidden, learned)
         gate = split_heads(gate, cfg.value_heads)
         gated = self.norm(output.transpose(1, 2), gate).flatten(2)
         return self.out_proj(gated.to(x.dtype)), (last, hidden)

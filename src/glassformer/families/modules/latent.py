@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ...core.nn.attention import Attention
 from ...core.nn.build import build, builds
 from ...core.nn.cache import KV
-from ...core.nn.flow import Flow, TracedModule
+from ...core.nn.flow import Flow
 from ...core.nn.position import Position
 from ..latent import LatentAttention
 from .scan import add_layers
@@ -39,14 +39,9 @@ class LatentAttentionModule(Attention):
     fused_projections = ()
     whole_norm = False
 
-    def __init__(self, cfg: LatentAttention, dim: int, causal: bool, dropout: float) -> None:
-        TracedModule.__init__(self)
-        self.cfg, self.heads, self.kv_heads = cfg, cfg.heads, cfg.heads
-        self.head_dim = cfg.width(dim)
-        self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
-        self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
-        self.prefix_length = cfg.mask.prefix_length
-        self.head_shard: Any = None
+    def add_layers(self, cfg: LatentAttention, dim: int) -> None:
+        """Gives it the layers into the latent vectors and out of them, and their norms."""
+        self.cfg = cfg
         self.kv_norm = build(cfg.latent_norm, cfg.kv_rank)
         if cfg.q_rank is not None:
             self.q_norm: Any = build(cfg.latent_norm, cfg.q_rank)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ...core.nn.build import builds
 from ...core.nn.flow import Flow
 from ..mixers import ChannelMix, TimeMix
-from .scan import StateMixer, States, convolve
+from .scan import StateMixer, States, convolve, in_fp32
 
 CHUNK = 16  # tokens whose means are computed side by side
 NEVER = -1e30  # logarithm of a weight that is none
@@ -76,12 +76,10 @@ class TimeMixModule(ShiftMixer):
     names, writes = "kvr", ("out_proj.weight",)
 
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
-        wide = torch.promote_types(x.dtype, torch.float32)
         (k, v, r), last = self.mixes(x, flow, before)
-        k, v, r = self.k(k).to(wide), self.v(v).to(wide), self.r(r).sigmoid()
-        speed, bonus = self.decay.to(wide).exp(), self.bonus.to(wide)
-        mean, after = forgetting_mean(k, v, speed, bonus, flow, before[1:])
-        return self.out_proj(r * mean.to(x.dtype)), (last, *after)
+        k, v, bonus = map(in_fp32, (self.k(k), self.v(v), self.bonus))
+        mean, after = forgetting_mean(k, v, in_fp32(self.decay).exp(), bonus, flow, before[1:])
+        return self.out_proj(self.r(r).sigmoid() * mean.to(x.dtype)), (last, *after)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         """Slow channels first."""

@@ -6,6 +6,7 @@ padding: a document begins with an empty state, and padding changes none.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -58,8 +59,7 @@ class StateMixer(TracedModule):
 
     def __init__(self, cfg: Any, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
-        name = type(cfg).__name__
-        need(causal, f"{name} reads from left to right; give it a causal stack.")
+        need(causal, f"{type(cfg).__name__} reads from left to right; give it a causal stack.")
         self.cfg = cfg
         add_layers(self, cfg.shapes(dim))
 
@@ -76,6 +76,18 @@ class StateMixer(TracedModule):
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
         """x (B, T, C) -> what is added (B, T, C), and the states after it."""
         raise NotImplementedError
+
+
+class ScanMixer(StateMixer):
+    """A mixer whose state decays by steps as long as each token says, at a speed of each head."""
+
+    def steps(self, rates: Tensor) -> Tensor:
+        """Rates (B, T, H) -> lengths of the steps (B, H, T)."""
+        return F.softplus(in_fp32(rates) + in_fp32(self.dt_bias)).transpose(1, 2)
+
+    def decays(self, steps: Tensor) -> Tensor:
+        """The logarithm of what a state keeps in steps (B, H, T)."""
+        return -in_fp32(self.A_log).exp()[:, None] * steps
 
 
 class GatedNorm(nn.Module):
@@ -161,44 +173,39 @@ def scan(
     rows, heads, columns, size = k.shape
     if state is None:
         state = v.new_zeros(rows, heads, size, v.shape[-1])
-    outputs, document = [], None
+    outputs, starts = [], None
     if not flow.contiguous:
         pos = flow.pos.expand(rows, columns)[:, None]
         decay = torch.where(pos >= 0, decay, 0.0)
         k = torch.where((pos >= 0)[..., None], k, 0.0)
-    for first in range(0, columns, CHUNK):
-        piece = slice(first, first + CHUNK)
-        if not flow.contiguous:
-            document = (pos[..., piece] == 0).cumsum(-1)  # (B, 1, L)
-        output, state = _chunk(
-            q[:, :, piece],
-            k[:, :, piece],
-            v[:, :, piece],
-            decay[:, :, piece],
-            document,
-            state,
-            None if beta is None else beta[:, :, piece],
-        )
+        starts = pos == 0
+    pieces = (
+        repeat(None) if x is None else torch.split(x, CHUNK, 2)
+        for x in (q, k, v, decay, starts, beta)
+    )
+    for piece in zip(*pieces, strict=False):
+        output, state = _chunk(state, *piece)
         outputs.append(output)
     return torch.cat(outputs, 2), state
 
 
 def _chunk(
+    state: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     decay: Tensor,
-    document: Tensor | None,
-    state: Tensor,
+    starts: Tensor | None,
     beta: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """``scan`` of one chunk; ``document`` (B, 1, L) counts those that begin in it, None: none does."""
+    """``scan`` of one chunk; ``starts`` (B, 1, L) marks where a document begins, None: none does."""
     length = decay.shape[-1]
     # what is left at row t of what was written at column s: exp of the decays between
     steps = decay[..., None].expand(*decay.shape, length).tril(-1).cumsum(-2)
     weight = steps.exp().tril()
     entered = decay.cumsum(-1).exp()[..., None]  # of what the state holds before the chunk
-    if document is not None:
+    if starts is not None:
+        document = starts.cumsum(-1)
         weight = weight * (document[..., None] == document[..., None, :])
         entered = entered * (document == 0)[..., None]
     if beta is not None:
@@ -214,3 +221,13 @@ def _chunk(
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(.., heads * D) -> (.., heads, D)."""
     return x.view(*x.shape[:-1], heads, -1)
+
+
+def by_head(x: Tensor, heads: int) -> Tensor:
+    """(B, T, heads * D) -> (B, heads, T, D)."""
+    return split_heads(x, heads).transpose(1, 2)
+
+
+def in_fp32(x: Tensor) -> Tensor:
+    """In fp32 at least: where sums are made."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -17,7 +17,7 @@ from ...core.nn.layers import linear
 from ...core.nn.mask import Mask
 from ...core.nn.position import Position
 from ..sinks import ClampedMoE, SinkAttention
-from .scan import ShapedModule
+from .scan import ShapedModule, in_fp32
 
 
 @builds(SinkAttention)
@@ -48,9 +48,8 @@ class SinkAttentionModule(ShapedModule, Attention):
             if name == "pattern":
                 return flow.look(self, name, x * shares[0].to(x.dtype))
             x = flow.look(self, name, x)
-            wide = torch.promote_types(x.dtype, torch.float32)
-            sums = x.to(wide).logsumexp(-1, keepdim=True)
-            shares.append((sums - self.sinks.to(wide)[:, None, None]).sigmoid())
+            sums = in_fp32(x).logsumexp(-1, keepdim=True)
+            shares.append((sums - in_fp32(self.sinks)[:, None, None]).sigmoid())
             return x
 
         return eager_attention(
@@ -81,9 +80,8 @@ class ClampedMoEModule(MoE):
     def route(self, x: Tensor) -> Tensor:
         """The logits (B, T, E), in fp32 at least."""
         with torch.autocast(x.device.type, enabled=False):
-            wide = torch.promote_types(x.dtype, torch.float32)
-            weight = self.router.matrix().to(wide)
-            return F.linear(x.to(wide), weight, self.router.bias.to(wide))
+            weight, bias = self.router.matrix(), self.router.bias
+            return F.linear(*map(in_fp32, (x, weight, bias)))
 
     def activation(self, up: Tensor, gate: Tensor | None, look: Look) -> Tensor:
         """Hidden units (..., H) from the products with ``up`` and ``gate``, recorded by name."""

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from ...core.nn.build import builds
 from ...core.nn.flow import Flow
 from ..mixers import Mamba2
-from .scan import GatedNorm, StateMixer, States, scan, split_heads
+from .scan import GatedNorm, ScanMixer, States, by_head, in_fp32, scan
 
 
 @builds(Mamba2)
-class Mamba2Module(StateMixer):
+class Mamba2Module(ScanMixer):
     """Project, convolve, scan, norm by the gate, project back."""
 
     writes = ("out_proj.weight",)
@@ -25,25 +25,21 @@ class Mamba2Module(StateMixer):
         self.norm = GatedNorm(cfg.inner, cfg.eps, cfg.groups, gate_first=True)
 
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
-        cfg, wide = self.cfg, torch.promote_types(x.dtype, torch.float32)
-        projected = self.in_proj(x)
+        cfg, projected = self.cfg, self.in_proj(x)
         last, hidden = before or (None, None)
         gate, mixed, dt = torch.split(projected, [cfg.inner, cfg.channels, cfg.state_heads], -1)
         mixed, last = self.conv(mixed, flow, last)
         sizes = [cfg.inner, cfg.groups * cfg.state, cfg.groups * cfg.state]
-        values, keys, queries = torch.split(F.silu(mixed).to(wide), sizes, -1)
-        values = split_heads(values, cfg.state_heads).transpose(1, 2)
+        values, keys, queries = torch.split(in_fp32(F.silu(mixed)), sizes, -1)
+        values, share = by_head(values, cfg.state_heads), cfg.state_heads // cfg.groups
         keys, queries = (
-            split_heads(x, cfg.groups)
-            .transpose(1, 2)
-            .repeat_interleave(cfg.state_heads // cfg.groups, 1)
-            for x in (keys, queries)
+            by_head(x, cfg.groups).repeat_interleave(share, 1) for x in (keys, queries)
         )
-        step = F.softplus(dt.to(wide) + self.dt_bias.to(wide)).transpose(1, 2)  # (B, H, T)
+        step = self.steps(dt)
         step = step if cfg.least_step is None else step.clamp(min=cfg.least_step)
-        decay = -self.A_log.to(wide).exp()[:, None] * step
-        output, hidden = scan(queries, keys, values * step[..., None], decay, flow, hidden)
-        output = (output + self.D.to(wide)[:, None, None] * values).transpose(1, 2).flatten(2)
+        written = values * step[..., None]
+        output, hidden = scan(queries, keys, written, self.decays(step), flow, hidden)
+        output = (output + in_fp32(self.D)[:, None, None] * values).transpose(1, 2).flatten(2)
         return self.out_proj(self.norm(output, gate).to(x.dtype)), (last, hidden)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:

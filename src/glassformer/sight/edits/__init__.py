@@ -9,6 +9,7 @@ after the other.
     head_off, attn_off, mlp_off, expert_off     a part adds nothing
     mask_token, swap_token                      another text
     scale, set_value, steer, patch              a value by its path (docs/names.md)
+    add_direction, remove_direction             what a probe found (docs/probes.md)
     set_attention                               who looks at whom
 
 Paths may hold shell wildcards (``decoder.blocks.*.attn``). Positions count a text's tokens from 0,
@@ -23,10 +24,11 @@ from .base import Edit
 from .literals import parse
 from .parts import attn_off, expert_off, head_off, mlp_off, set_attention
 from .token_edits import mask_token, swap_token
-from .values import patch, scale, set_value, steer
+from .values import add_direction, patch, remove_direction, scale, set_value, steer
 
 __all__ = [
     "Edit",
+    "add_direction",
     "apply",
     "attn_off",
     "expert_off",
@@ -35,6 +37,7 @@ __all__ = [
     "mlp_off",
     "parse",
     "patch",
+    "remove_direction",
     "scale",
     "set_attention",
     "set_value",

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...core.errors import UserError, need
 from ...core.nn.hooks import Place
 from ..axes import keyed, of_source
+from ..linear_probes import Probe
 from ..looking import look
 from ..reading import Reading
 from .base import (
@@ -125,6 +126,80 @@ class steer(Edit):
             f"vector has {tuple(tensor.shape)} numbers and {path} takes {size}; give as many.",
         )
         return tensor
+
+
+class _ProbeEdit(Edit):
+    """An edit by the directions of a probe, which is given or read from its file."""
+
+    probe: str | Probe
+    at: str | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.probe, str):
+            object.__setattr__(self, "probe", Probe.load(self.probe))
+
+    @property
+    def fitted(self) -> Probe:
+        assert isinstance(self.probe, Probe)
+        return self.probe
+
+    def paths(self, reading: Reading) -> list[str]:
+        self.fitted.must_fit(reading.model)
+        return self.fitted.find(self.at)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class add_direction(_ProbeEdit):
+    """``strength`` times the direction of a probe toward a label added (a control vector),
+    everywhere or at ``positions``. Strength 1 is the distance of the label's texts from the others.
+
+    ``toward`` is the last label unless named; ``at`` names addresses of the probe, the best unless
+    named. ``random`` seeds a direction of the same length instead, to compare with.
+    """
+
+    probe: str | Probe
+    strength: float = 1.0
+    toward: str | None = None
+    at: str | None = None
+    positions: Positions = None
+    random: int | None = None
+
+    def change(self, reading: Reading, path: str) -> Change:
+        direction = self.fitted.direction(path, self.toward, self.random)
+        vector = self.strength * _over_tokens(reading, path, direction)
+        return lambda path, x, place, chosen: x + vector.to(x)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class remove_direction(_ProbeEdit):
+    """The directions of a probe projected out: along them a value becomes its mean over the texts
+    that the probe was fitted to, so that the probe gives each text the same score."""
+
+    probe: str | Probe
+    at: str | None = None
+    positions: Positions = None
+
+    def change(self, reading: Reading, path: str) -> Change:
+        mean = _over_tokens(reading, path, self.fitted.tensors_of[path]["mean"])
+        units = [_over_tokens(reading, path, row) for row in self.fitted.basis(path)]
+        token_axis = position_axis(path, len(reading.shapes[path]))
+        axes = [axis for axis in range(1, mean.ndim + 1) if axis != token_axis]
+
+        def removed(path: str, x: Tensor, place: Place, chosen: Tensor | None) -> Tensor:
+            apart = x - mean.to(x)
+            for unit in units:
+                x = x - (apart * unit.to(x)).sum(axes, keepdim=True) * unit.to(x)
+            return x
+
+        return removed
+
+
+def _over_tokens(reading: Reading, path: str, vector: Tensor) -> Tensor:
+    """A token's numbers (C,) in the sides of a value, for all tokens: (.., 1, ..)."""
+    sides = list(reading.shapes[path][1:])
+    sides[position_axis(path, len(sides) + 1) - 1] = 1
+    return vector.view(sides)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

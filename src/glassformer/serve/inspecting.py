@@ -146,7 +146,7 @@ def _head(
         "start": start,
         "tokens": list(tokens),
         "pieces": [served.tokenizer.token(id) for id in tokens],
-        "edits": body.edit_lines,
+        "edits": body.edits,
     }
 
 
@@ -175,7 +175,7 @@ def run_inspection(
     if source is not None:
         pieces = [tokenizer.for_source.token(id) for id in source]
         inspection["source"] = {"tokens": source, "pieces": pieces}
-    options: dict[str, Any] = {"source": source, "edits": served.parse_edits(body.edit_lines)}
+    options: dict[str, Any] = {"source": source, "edits": served.parse_edits(body)}
     if patterns:
         longest = max(len(ids), len(source or ()))
         _check_computed(_size(served.engine.shapes, patterns, longest, longest))
@@ -335,7 +335,7 @@ def _plan_look(served: ServedModel, body: InspectOptions, request: Request) -> P
         )
     elif request.prompt_logprobs is not None:
         since = 0
-    edits = served.parse_edits(body.edit_lines)
+    edits = served.parse_edits(body)
     looked = replace(request, want=patterns, since=since, edits=edits)
     return PlannedLook(looked, request.n * computed, request.n * returned)
 

@@ -5,7 +5,6 @@ Fields are read strictly: true is no number, nor is "1".
 
 from __future__ import annotations
 
-import json
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
@@ -238,13 +237,6 @@ class InspectOptions(ModelRequest):
     track: Annotated[list[Name], Field(max_length=16)] = []
     edits: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=16)] = []
     directions: Annotated[dict[Name, Number], Field(max_length=16)] = {}
-
-    @property
-    def edit_lines(self) -> list[str]:
-        """Every edit as a line."""
-        named = self.directions.items()
-        added = [f"add_direction({json.dumps(name)}, {strength!r})" for name, strength in named]
-        return [*self.edits, *added]
 
 
 class GenerationRequest(InspectOptions):

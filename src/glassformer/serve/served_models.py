@@ -52,6 +52,7 @@ from .engine.sequence import first_outside
 from .lanes import ByteBudget, Lanes, client_of
 from .page.models import InMemoryEntry, Models, unique_id
 from .prometheus import Metrics
+from .schemas import InspectOptions
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -126,9 +127,14 @@ class ServedModel(InMemoryEntry):
         self.prompt = prompt(checkpoint.prompts)  # before each text that is embedded
         self.directions: Mapping[str, Probe] = {}  # probes by the names that requests use
 
-    def parse_edits(self, lines: Sequence[str]) -> list[Edit]:
-        """Edits of a request. Raises UserError for what is none, and for an unknown direction."""
-        return [edits.parse(line, self.directions) for line in lines]
+    def parse_edits(self, body: InspectOptions) -> list[Edit]:
+        """Edits of a request, those by directions last. Raises UserError for what is none, and for
+        an unknown direction."""
+        parsed = [edits.parse(line, self.directions) for line in body.edits]
+        for name, strength in body.directions.items():
+            probe = edits.served_probe(name, self.directions)
+            parsed.append(edits.steer(probe.best, probe, strength))
+        return parsed
 
     def check_lengths(self, texts: Sequence[object], param: str) -> None:
         """Raises HttpError 400 for texts that cannot fit, by their characters alone."""
@@ -441,7 +447,9 @@ def open_models(
     """Loads every model; the first ones are called by ``ids``, and ``directions`` are probes as
     NAME=FILE. Raises UserError as loading does, and for a probe of another model."""
     check_names(ids, len(names))
-    probes = dict(map(named_probe, directions))
+    need(all("=" in text for text in directions), "--direction takes NAME=FILE.")
+    files = dict(text.split("=", 1) for text in directions)
+    probes = {name: replace(Probe.load(file), name=name) for name, file in files.items()}
     taken = list(ids)
     served = list[ServedModel]()
     for name in names[len(ids) :]:
@@ -455,13 +463,6 @@ def open_models(
         fits = any(probe.model == fingerprint(entry.model) for entry in served)
         need(fits, f"The probe {probe.name} was fitted to none of these models; serve its model.")
     return Registry(served)
-
-
-def named_probe(text: str) -> tuple[str, Probe]:
-    """The probe of NAME=FILE by its name."""
-    name, _, file = text.partition("=")
-    need(bool(name and file), f'--direction is "{text}"; give NAME=FILE.')
-    return name, replace(Probe.load(file), name=name)
 
 
 def check_names(ids: Sequence[str], models: int) -> None:

@@ -6,39 +6,38 @@ N texts, T tokens, C numbers of a token, L labels, A addresses.
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.checkpoints.tensors import open_file
 from ..core.config import Decoder
 from ..core.errors import UserError, install_extra, need
 from ..core.files import JsonObject
 from ..core.nn import Model, Tape
 from . import streams
-from .axes import encoded, headed, keyed
-from .figures.charts import Chart, Curves, Prose, TableFigure
+from .axes import headed, keyed
+from .figures.charts import Chart, Prose
 from .figures.progress_bar import Progress, Report
-from .figures.shown import Records, Shown
-from .looking import look, matching, token_ids
+from .figures.shown import Records, Shown, read_saved
+from .looking import look, matching, must_match, token_ids
+from .looking import paths as all_paths
 from .reading import Edits
 from .tuned_lens import fingerprint
 
 FORMAT = "glassformer probe 1"
 TOKENS = 1 << 12  # of a pass
 HELD_OUT = 4  # every fourth text of a label measures the fit
-PARTS = ("weight", "bias", "mean", "direction")  # tensors of each address
-Method: TypeAlias = Literal["logistic", "ridge"]
-Position: TypeAlias = Literal["last", "mean"]
+ROUNDING = 1e-12  # of a mean: numbers that differ by less are one number
+PARTS = ("mean", "direction")  # tensors of each address
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,9 +55,8 @@ class Probe(Shown):
         position: "last" or "mean", which tokens of a text are read.
         model: The fingerprint of the model.
         data: The name of the texts.
-        tensors_of: By address the weight (L, C) and bias (L) of the scores of labels, the mean (C)
-            of the texts, and a direction (L, C) toward each label, as long as the label's texts are
-            away from the others along it.
+        tensors_of: By address the mean (C) of the texts, and a direction (L, C) toward each label,
+            which leads from the mean of all texts to the mean of the label's.
         name: The file, or the name by which a server knows the probe.
 
     Example:
@@ -86,43 +84,19 @@ class Probe(Shown):
         """The address of the highest accuracy, the first of several."""
         return self.addresses[int(np.argmax(self.accuracy))]
 
-    def find(self, pattern: str | None = None) -> list[str]:
-        """The addresses that a pattern matches; None is the best."""
-        return matching(pattern or self.best, self.addresses, "probed value")
-
-    def label(self, name: str | None = None) -> int:
-        """The number of a label; None is the last."""
-        available = ", ".join(self.labels)
-        need(
-            name is None or name in self.labels,
-            f'{self.name} has no label "{name}"; its labels: {available}.',
-        )
-        return len(self.labels) - 1 if name is None else self.labels.index(name)
-
-    def direction(
-        self, address: str | None = None, toward: str | None = None, random: int | None = None
-    ) -> Tensor:
-        """The direction toward a label (C); ``random`` seeds another, of the same length."""
-        (address,) = self.find(address)
-        vector = self.tensors_of[address]["direction"][self.label(toward)]
-        if random is None:
-            return vector
-        draw = torch.randn(len(vector), generator=torch.Generator().manual_seed(random))
-        return F.normalize(draw, dim=0) * vector.norm()
-
-    def basis(self, address: str) -> Tensor:
-        """Orthonormal rows (at most L - 1, C) of which the directions of all labels are made."""
-        _, sizes, rows = torch.linalg.svd(
-            self.tensors_of[address]["direction"].double(), full_matrices=False
-        )
-        return rows[sizes > 1e-5 * sizes.max()].float()
-
-    def must_fit(self, model: Model) -> None:
-        """Raises UserError for a model that it was not fitted to."""
+    def part(self, model: Model, address: str, part: str, toward: str | None = None) -> Tensor:
+        """The mean (C) at an address, or the direction (C) toward a label, the last unless named.
+        UserError for another model, an address that was not probed and an unknown label."""
         need(
             self.model == fingerprint(model),
             f"{self.name} was fitted to another model; fit a probe to this model: glassformer probe.",
         )
+        matching(address, self.addresses, f"value that {self.name} probes")
+        label = toward or self.labels[-1]
+        available = ", ".join(self.labels)
+        need(label in self.labels, f'{self.name} has no label "{label}"; it has {available}.')
+        tensor = self.tensors_of[address][part]
+        return tensor if part == "mean" else tensor[self.labels.index(label)]
 
     def score(
         self,
@@ -130,30 +104,17 @@ class Probe(Shown):
         tokenizer: Any,
         text: str,
         *,
-        at: str | None = None,
+        address: str | None = None,
         toward: str | None = None,
         edits: Edits = (),
-    ) -> ProbeScore:
-        """The score of a text at an address, as the sum that it is; toward its likeliest label
-        unless one is named."""
-        self.must_fit(model)
-        (address,) = self.find(at)
+    ) -> Tensor:
+        """How far along the direction each token of a text is (T): 0 at the mean of all texts, 1 at
+        the mean of the label's. It is (x - mean) @ direction / |direction|^2."""
+        address = address or self.best
+        mean, along = (self.part(model, address, part, toward).double() for part in PARTS)
         value = look(model, tokenizer, text, address, edits=edits)[address]
-        axis = 1 + headed(address, value.ndim)
-        rows = streams.fp64(value.movedim(axis, 1)[0]).cpu()  # (T, ..)
-        first = len(rows) - 1 if self.position == "last" else 0
-        read = rows[first:] / (len(rows) - first)
-        weight, bias = (self.tensors_of[address][part].double() for part in ("weight", "bias"))
-        scores = weight @ read.sum(0).flatten() + bias
-        label = int(scores.argmax()) if toward is None else self.label(toward)
-        factors = weight[label].view(rows.shape[1:])
-        terms = []
-        for (token, *sides), product in np.ndenumerate((read * factors).numpy()):
-            index = [*sides]
-            index.insert(axis - 1, first + token)
-            shown = f"{rows[first + token][*sides]:.4f} x {factors[*sides]:.4f}"
-            terms.append((f"{address}[{','.join(map(str, index))}]", shown, float(product)))
-        return ProbeScore(self.labels[label], float(scores[label]), terms, float(bias[label]))
+        rows = streams.fp64(_token_rows(address, value)[0]).cpu()
+        return (rows - mean) @ along / (along @ along)
 
     @property
     def title(self) -> str:
@@ -161,36 +122,24 @@ class Probe(Shown):
 
     def origin(self) -> str:
         """Origin of the probe, in a sentence."""
-        read = "the last token" if self.position == "last" else "the mean of all tokens"
         fitted, held_out = self.texts
         return (
-            f"{self.method} at {read} of {fitted:,} texts of {self.data}; accuracy on {held_out:,} "
-            f"others. The commonest of {len(self.labels)} labels has {self.majority:.4f} of them."
+            f"{self.method}, {self.position} token, {fitted:,} texts of {self.data}; accuracy on "
+            f"{held_out:,} others, of which the commonest label has {self.majority:.4f}."
         )
 
     def charts(self) -> Iterator[Chart]:
-        """Accuracy by address, and of the shuffled labels."""
-        yield Prose([self.origin()])
-        highest = [max(row) for row in self.shuffled]
-        yield Curves.by_depth(
-            "accuracy on texts held out, by address",
-            {"labels": self.accuracy, "shuffled labels, highest": highest},
-        )
-        yield self._table()
+        """A sentence and a table."""
+        yield from (Prose([self.origin()]), self._table())
 
     def records(self) -> Records:
         """A row for each address, and one for the best of them: of each shuffle too, its best
         address counts there."""
-        control = np.array(self.shuffled)
-        rows: list[Any] = [
-            (address, accuracy, float(row.mean()), float(row.max()))
-            for address, accuracy, row in zip(self.addresses, self.accuracy, control, strict=True)
-        ]
-        if len(rows) > 1:
-            best = control.max(0)
-            summary = max(self.accuracy), float(best.mean()), float(best.max())
-            rows.append((f"the best of {len(rows)}", *summary))
-        return ("address", "accuracy", "shuffled, mean", "shuffled, highest"), rows
+        table = np.array(self.shuffled)
+        means, highest, best = table.mean(1), table.max(1), table.max(0)
+        rows = zip(self.addresses, self.accuracy, means.tolist(), highest.tolist(), strict=True)
+        last = "the best of them", max(self.accuracy), float(best.mean()), float(best.max())
+        return ("address", "accuracy", "shuffled, mean", "shuffled, highest"), [*rows, last]
 
     def tensors(self) -> dict[str, Any]:
         return {
@@ -210,17 +159,9 @@ class Probe(Shown):
     @classmethod
     def load(cls, path: str | Path) -> Probe:
         """The one in a file; UserError where it holds none."""
-        from safetensors import safe_open
-
-        file = open_file(Path(path))
-        with safe_open(str(path), "pt") as header:
-            metadata = header.metadata() or {}
-        need(
-            metadata.pop("format", None) == json.dumps(FORMAT),
-            f"{path} is no probe; make one: glassformer probe MODEL DATA --out FILE.safetensors.",
-        )
+        command = "probe MODEL DATA --out FILE.safetensors"
+        file, facts = read_saved(path, FORMAT, "probe", command)
         try:
-            facts = {name: json.loads(value) for name, value in metadata.items()}
             tensors = {
                 address: {part: file.take(f"{address}:{part}") for part in PARTS}
                 for address in facts["addresses"]
@@ -230,25 +171,6 @@ class Probe(Shown):
             raise UserError(f"{path} is damaged ({error}); fit the probe again.") from None
 
 
-@dataclass(frozen=True)
-class ProbeScore:
-    """The score of a label for one text: ``terms`` (address, factors, product) and the ``bias``."""
-
-    label: str
-    value: float
-    terms: list[tuple[str, str, float]]
-    bias: float
-
-    def lines(self, most: int = 8) -> list[str]:
-        """The label, its score and the largest terms."""
-        totals = ("bias", "", self.bias), (f"score of {self.label}", "", self.value)
-        heading = ("address", "value x weight", "adds")
-        return TableFigure.of_sum(heading, self.terms, most, *totals).lines()
-
-    def to_dict(self) -> JsonObject:
-        return dict(vars(self))
-
-
 def probe(
     model: Model,
     tokenizer: Any,
@@ -256,9 +178,8 @@ def probe(
     labels: Sequence[Any],
     *,
     addresses: Sequence[str] = (),
-    position: Position | None = None,
-    method: Method = "logistic",
-    penalty: float = 1.0,
+    position: str | None = None,
+    method: str = "logistic",
     shuffles: int = 5,
     seed: int = 0,
     truncate: bool = False,
@@ -276,8 +197,8 @@ def probe(
             stream after each block.
         position: "last" reads the last token, "mean" the mean of all. None is the last of a decoder
             and the mean of an encoder.
-        method: "logistic" or "ridge" regression, on numbers of mean 0 and deviation 1.
-        penalty: The weight of the squared coefficients.
+        method: "logistic" or "ridge" regression, as scikit-learn has them, on numbers of mean 0 and
+            deviation 1.
         shuffles: Fits on shuffled labels at each address.
         seed: The seed of the split and of the shuffles.
         truncate: Cut texts that are longer than the context; they are refused otherwise.
@@ -296,7 +217,6 @@ def probe(
         >>> probe = glassformer.probe(model, tokenizer, texts, [0, 1] * 4, shuffles=1)
         >>> print(probe.accuracy)
     """
-    need(penalty > 0, f"penalty is {penalty}; give a number above 0.")
     need(shuffles >= 1, f"shuffles is {shuffles}; give 1 or more.")
     need(method in ("logistic", "ridge"), f'There is no method "{method}"; give logistic or ridge.')
     need(position in (None, "last", "mean"), f'position is "{position}"; give last or mean.')
@@ -304,135 +224,97 @@ def probe(
         len(texts) == len(labels),
         f"There are {len(texts)} texts and {len(labels)} labels; give one for each text.",
     )
-    rows = list(dict.fromkeys(zip(texts, map(str, labels), strict=True)))
+    cfg = model.config
+    pairs = dict.fromkeys(zip(texts, map(str, labels), strict=True))
+    rows = [(token_ids(model, tokenizer, x, truncate=truncate), label) for x, label in pairs]
+    rows.sort(key=lambda row: row[0].shape[1])
     names, numbers = np.unique([label for _, label in rows], return_inverse=True)
-    need(len(names) > 1, f"The texts have {len(names)} labels; a probe tells two or more apart.")
-    for name, count in zip(names, np.bincount(numbers), strict=True):
-        need(
-            count >= HELD_OUT,
-            f'The label "{name}" has {count} different texts; a probe needs {HELD_OUT} of each.',
-        )
-    available = _catalog(model)
-    depths = streams.depths("encoder" if model.config.has_source else model.config.main_body)
-    patterns = addresses or [x for x in depths if any(fnmatchcase(p, x) for p in available)]
-    paths = [path for x in patterns for path in matching(x, available, "value of each token")]
-    paths = list(dict.fromkeys(paths))
-    position = position or ("last" if isinstance(model.config, Decoder) else "mean")
-    ids = [token_ids(model, tokenizer, text, truncate=truncate) for text, _ in rows]
+    need(len(names) > 1, "The texts have one label; a probe tells two or more apart.")
+    counts = np.bincount(numbers)
+    need(
+        counts.min() >= HELD_OUT,
+        f'The label "{names[counts.argmin()]}" has {counts.min()} different texts; a probe needs '
+        f"{HELD_OUT}.",
+    )
+    must_match(addresses, all_paths(model))
+    patterns = addresses or streams.depths("encoder" if cfg.has_source else cfg.main_body)
+    position = position or ("last" if isinstance(cfg, Decoder) else "mean")
     with Progress("reading", progress) as report:
-        states = _states(model, ids, paths, position, report)
+        states = _states(model, [ids for ids, _ in rows], patterns, position, report)
     draws = np.random.default_rng(seed)
-    shuffled = [draws.permutation(numbers) for _ in range(shuffles)]
-    fits = {path: _Fit.of(x, numbers, method, penalty, seed) for path, x in states.items()}
+    controls = [numbers, *(draws.permutation(numbers) for _ in range(shuffles))]
+    fits = {
+        path: [_fit(x, control, method, seed) for control in controls] for path, x in states.items()
+    }
     fitted, held_out = _split(numbers, seed)
     return Probe(
-        paths,
+        list(fits),
         names.tolist(),
-        [fit.accuracy for fit in fits.values()],
-        [
-            [_Fit.of(x, control, method, penalty, seed).accuracy for control in shuffled]
-            for x in states.values()
-        ],
+        [accuracy for (accuracy, _), *_ in fits.values()],
+        [[accuracy for accuracy, _ in others] for _, *others in fits.values()],
         float(np.bincount(numbers[held_out]).max() / len(held_out)),
         [len(fitted), len(held_out)],
         method,
         position,
         fingerprint(model),
         data,
-        {path: fit.tensors for path, fit in fits.items()},
+        {path: tensors for path, ((_, tensors), *_) in fits.items()},
     )
 
 
-def _catalog(model: Model) -> list[str]:
-    """Paths of the values that have numbers for each token which a probe can read."""
-    token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
-    values = streams.read_texts(model, token, None, Tape("*"))
-    return [
-        path
-        for path, x in values.items()
-        if x.ndim > 2 and x.is_floating_point() and not keyed(path) and not path.startswith("pool.")
-    ]
-
-
-class _TextStates(Tape):
-    """Keeps of each path the numbers of a text's last token, or their mean (B, C) in fp64."""
-
-    def __init__(self, paths: Sequence[str], position: str) -> None:
-        super().__init__(*paths)
-        self.position = position
-
-    def record(self, path: str, x: Tensor) -> None:
-        if path in self.patterns:
-            rows = streams.fp64(x.detach().movedim(1 + headed(path, x.ndim), 1).flatten(2))
-            self.records[path] = (rows[:, -1] if self.position == "last" else rows.mean(1)).cpu()
+def _token_rows(path: str, x: Tensor) -> Tensor:
+    """Every number of each token (B, T, C), of all heads together."""
+    return x.movedim(1 + headed(path, x.ndim), 1).flatten(2)
 
 
 def _states(
-    model: Model, ids: Sequence[Tensor], paths: Sequence[str], position: str, report: Any
+    model: Model, ids: Sequence[Tensor], patterns: Sequence[str], position: str, report: Any
 ) -> dict[str, Any]:
-    """By path (N, C) of the texts (1, T). Texts of one length are read together, so that each has the
-    bits that it has alone."""
-    order = sorted(range(len(ids)), key=lambda number: ids[number].shape[1])
-    states: dict[str, Any] = {}
+    """By path (N, C) of texts (1, T), the short ones first. Texts of one length are read together, so
+    that each has the bits that it has alone."""
+    pieces = defaultdict[str, list[Tensor]](list)
     done = 0
-    for length, group in groupby(order, key=lambda number: ids[number].shape[1]):
-        numbers = list(group)
-        size = max(1, TOKENS // length)
-        for batch in (numbers[low : low + size] for low in range(0, len(numbers), size)):
-            tape = _TextStates(paths, position)
-            tokens = torch.cat([ids[number] for number in batch])
-            for path, x in streams.read_texts(model, tokens, None, tape).items():
-                table = states.setdefault(path, np.empty((len(ids), x.shape[1])))
-                table[batch] = x.numpy()
-            done += len(batch)
-            report(done, len(ids))
-    return {path: states[path] for path in paths}
+    for length, group in groupby(ids, lambda row: row.shape[1]):
+        for tokens in torch.split(torch.cat([*group]), max(1, TOKENS // length)):
+            for path, x in streams.read_texts(model, tokens, None, Tape(*patterns)).items():
+                is_probed = x.ndim == 3 or (headed(path, x.ndim) and not keyed(path))
+                if is_probed and x.is_floating_point():
+                    x = streams.fp64(_token_rows(path, x))
+                    pieces[path].append((x[:, -1] if position == "last" else x.mean(1)).cpu())
+            report(done := done + len(tokens), len(ids))
+    need(bool(pieces), f"{', '.join(patterns)} has no numbers for each token; name another value.")
+    return {path: torch.cat(rows).numpy() for path, rows in pieces.items()}
 
 
 def _split(numbers: Any, seed: int) -> tuple[Any, Any]:
     """Texts that are fitted and texts held out, which are every fourth of each label."""
-    order = np.random.default_rng(seed).permutation(len(numbers))
-    order = order[np.argsort(numbers[order], kind="stable")]
+    order = np.lexsort((np.random.default_rng(seed).random(len(numbers)), numbers))
     is_held = np.arange(len(order)) % HELD_OUT == HELD_OUT - 1
-    return np.sort(order[~is_held]), np.sort(order[is_held])
+    return order[~is_held], order[is_held]
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """One fit: its accuracy on texts held out, and the tensors of a Probe."""
-
-    accuracy: float
-    tensors: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, x: Any, numbers: Any, method: str, penalty: float, seed: int) -> _Fit:
-        """The fit to texts (N, C) of labels (N,) by their numbers."""
-        try:
-            from sklearn.linear_model import LogisticRegression, RidgeClassifier
-            from sklearn.preprocessing import StandardScaler
-        except ImportError:
-            raise UserError(f"A probe needs scikit-learn: {install_extra('score')}") from None
-        fitted, held_out = _split(numbers, seed)
-        scaler = StandardScaler().fit(x[fitted])
-        logistic = method == "logistic"
-        linear: Any = (
-            LogisticRegression(C=1 / penalty, max_iter=10_000)
-            if logistic
-            else RidgeClassifier(alpha=penalty)
-        )
-        linear.fit(scaler.transform(x[fitted]), numbers[fitted])
-        accuracy = linear.score(scaler.transform(x[held_out]), numbers[held_out])
-        weight = np.atleast_2d(linear.coef_) / scaler.scale_
-        bias = linear.intercept_ - weight @ scaler.mean_
-        if len(weight) == 1:  # of two labels the second; the first has its opposite
-            weight, bias = np.concatenate((-weight, weight)), np.concatenate((-bias, bias))
-        units = F.normalize(torch.tensor(weight), dim=1).numpy()
-        directions = []
-        for label, unit in enumerate(units):
-            is_label = numbers[fitted] == label
-            projected = x[fitted] @ unit
-            directions.append(unit * (projected[is_label].mean() - projected[~is_label].mean()))
-        tensors = zip(PARTS, (weight, bias, scaler.mean_, np.stack(directions)), strict=True)
-        return cls(
-            float(accuracy), {part: torch.tensor(y, dtype=torch.float32) for part, y in tensors}
-        )
+def _fit(x: Any, numbers: Any, method: str, seed: int) -> tuple[float, dict[str, Tensor]]:
+    """The accuracy on texts held out of a fit to texts (N, C) of labels (N,), and its tensors."""
+    try:
+        linear_model: Any = import_module("sklearn.linear_model")
+    except ImportError:
+        raise UserError(f"A probe needs scikit-learn: {install_extra('score')}") from None
+    linear = (
+        linear_model.LogisticRegression(max_iter=10_000)
+        if method == "logistic"
+        else linear_model.RidgeClassifier()
+    )
+    fitted, held_out = _split(numbers, seed)
+    mean, scale = x[fitted].mean(0), x[fitted].std(0)
+    scale[scale <= ROUNDING * abs(mean)] = 1.0
+    z = (x - mean) / scale
+    linear.fit(z[fitted], numbers[fitted])
+    weight = np.atleast_2d(linear.coef_) / scale
+    if len(weight) == 1:  # of two labels the second; the first has its opposite
+        weight = np.vstack((-weight, weight))
+    is_label = np.eye(len(weight))[numbers[fitted]]  # (N, L)
+    apart = is_label.T @ x[fitted] / is_label.sum(0)[:, None] - mean
+    units = F.normalize(torch.tensor(weight), dim=1).numpy()
+    tensors = zip(PARTS, (mean, units * (units * apart).sum(1, keepdims=True)), strict=True)
+    accuracy = float(linear.score(z[held_out], numbers[held_out]))
+    return accuracy, {part: torch.tensor(y, dtype=torch.float32) for part, y in tensors}

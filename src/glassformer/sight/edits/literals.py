@@ -13,7 +13,7 @@ from ..linear_probes import Probe
 from .base import Edit
 from .parts import attn_off, expert_off, head_off, mlp_off, set_attention
 from .token_edits import mask_token, swap_token
-from .values import add_direction, patch, remove_direction, scale, set_value, steer
+from .values import patch, project_out, scale, set_value, steer
 
 EDITS: dict[str, type[Edit]] = {
     edit.__name__: edit
@@ -27,8 +27,7 @@ EDITS: dict[str, type[Edit]] = {
         scale,
         set_value,
         steer,
-        add_direction,
-        remove_direction,
+        project_out,
         patch,
         set_attention,
     )
@@ -37,7 +36,6 @@ EDITS: dict[str, type[Edit]] = {
 NONE = type(None)
 TYPES: dict[str, Any] = {
     "str": str,
-    "str | Probe": str,
     "str | None": (str, NONE),
     "int": int,
     "float": (int, float),
@@ -85,12 +83,13 @@ def parse(text: str, probes: Mapping[str, Probe] | None = None) -> Edit:
             isinstance(value, TYPES.get(kind, object)),
             f"{text!r} does not fit: {argument} is {value!r}; give {kind}.",
         )
-    if probes is not None and "probe" in arguments:
-        probe = arguments["probe"]
-        need(
-            probe in probes,
-            f"No direction is called {probe!r} here; serve it: glassformer serve MODEL --direction "
-            "NAME=FILE.",
-        )
-        arguments["probe"] = probes[probe]
+    vector = arguments.get("vector")
+    if probes is not None and isinstance(vector, str):
+        arguments["vector"] = served_probe(vector, probes)
     return EDITS[name](**arguments)
+
+
+def served_probe(name: str, probes: Mapping[str, Probe]) -> Probe:
+    """The probe of that name; UserError where there is none."""
+    need(name in probes, f'No direction is called "{name}" here.{nearest(name, probes)}')
+    return probes[name]

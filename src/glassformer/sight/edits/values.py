@@ -92,21 +92,44 @@ class steer(Edit):
     ``positions``.
 
     ``vector`` has a number for each place of the last axis, or is two texts: what the value is at
-    the last token of the first, less what it is at that of the second.
+    the last token of the first, less what it is at that of the second. Or it is a probe, by its file:
+    its direction ``toward`` a label (the last), from the mean of all texts to the mean of the label's.
+    ``random`` seeds a direction of the same length to compare with.
     """
 
     path: str
-    vector: Sequence[float] | Tensor | tuple[str, str]
+    vector: str | Probe | Sequence[float] | Tensor | tuple[str, str]
     scale: float = 1.0
     positions: Positions = None
     head: int | None = None
+    toward: str | None = None
+    random: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.vector, str):
+            object.__setattr__(self, "vector", Probe.load(self.vector))
 
     def change(self, reading: Reading, path: str) -> Change:
-        direction = self._direction(reading, path)
+        direction = self._seeded(reading, path)
         return lambda path, x, place, chosen: x + self.scale * direction.to(x)
+
+    def _seeded(self, reading: Reading, path: str) -> Tensor:
+        """The direction, or the random one of its length."""
+        direction = self._direction(reading, path)
+        if self.random is None:
+            return direction
+        draw = torch.randn(direction.shape, generator=torch.Generator().manual_seed(self.random))
+        return draw * (_length(direction) / _length(draw))
+
+    def _of_probe(self, reading: Reading, path: str, probe: Probe, part: str) -> Tensor:
+        """Numbers of a probe in the sides of a token: (1, C), or (H, 1, D) of a value with heads."""
+        return probe.part(reading.model, path, part, self.toward).view(reading.shapes[path][1:])
 
     def _direction(self, reading: Reading, path: str) -> Tensor:
         """A direction in the last axis of a value (C,), or for each head (H, 1, C)."""
+        if isinstance(self.vector, Probe):
+            return self._of_probe(reading, path, self.vector, "direction")
         vector = self.vector
         if isinstance(vector, Sequence) and any(isinstance(item, str) for item in vector):
             need(
@@ -128,78 +151,22 @@ class steer(Edit):
         return tensor
 
 
-class _ProbeEdit(Edit):
-    """An edit by the directions of a probe, which is given or read from its file."""
-
-    probe: str | Probe
-    at: str | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.probe, str):
-            object.__setattr__(self, "probe", Probe.load(self.probe))
-
-    @property
-    def fitted(self) -> Probe:
-        assert isinstance(self.probe, Probe)
-        return self.probe
-
-    def paths(self, reading: Reading) -> list[str]:
-        self.fitted.must_fit(reading.model)
-        return self.fitted.find(self.at)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class add_direction(_ProbeEdit):
-    """``strength`` times the direction of a probe toward a label added (a control vector),
-    everywhere or at ``positions``. Strength 1 is the distance of the label's texts from the others.
-
-    ``toward`` is the last label unless named; ``at`` names addresses of the probe, the best unless
-    named. ``random`` seeds a direction of the same length instead, to compare with.
-    """
-
-    probe: str | Probe
-    strength: float = 1.0
-    toward: str | None = None
-    at: str | None = None
-    positions: Positions = None
-    random: int | None = None
+class project_out(steer):
+    """A direction taken out of a value (directional ablation), ``scale`` of it, where as in steer.
+    Along it the value becomes the mean of the texts of a probe, else 0."""
 
     def change(self, reading: Reading, path: str) -> Change:
-        direction = self.fitted.direction(path, self.toward, self.random)
-        vector = self.strength * _over_tokens(reading, path, direction)
-        return lambda path, x, place, chosen: x + vector.to(x)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class remove_direction(_ProbeEdit):
-    """The directions of a probe projected out: along them a value becomes its mean over the texts
-    that the probe was fitted to, so that the probe gives each text the same score."""
-
-    probe: str | Probe
-    at: str | None = None
-    positions: Positions = None
-
-    def change(self, reading: Reading, path: str) -> Change:
-        mean = _over_tokens(reading, path, self.fitted.tensors_of[path]["mean"])
-        units = [_over_tokens(reading, path, row) for row in self.fitted.basis(path)]
-        token_axis = position_axis(path, len(reading.shapes[path]))
-        axes = [axis for axis in range(1, mean.ndim + 1) if axis != token_axis]
+        direction, mean = self._seeded(reading, path), torch.zeros(())
+        if isinstance(self.vector, Probe):
+            mean = self._of_probe(reading, path, self.vector, "mean")
+        unit = direction / _length(direction)
+        axes = (-3, -1) if unit.ndim == 3 else (-1,)
 
         def removed(path: str, x: Tensor, place: Place, chosen: Tensor | None) -> Tensor:
-            apart = x - mean.to(x)
-            for unit in units:
-                x = x - (apart * unit.to(x)).sum(axes, keepdim=True) * unit.to(x)
-            return x
+            length = ((x - mean.to(x)) * unit.to(x)).sum(axes, keepdim=True)
+            return x - self.scale * length * unit.to(x)
 
         return removed
-
-
-def _over_tokens(reading: Reading, path: str, vector: Tensor) -> Tensor:
-    """A token's numbers (C,) in the sides of a value, for all tokens: (.., 1, ..)."""
-    sides = list(reading.shapes[path][1:])
-    sides[position_axis(path, len(sides) + 1) - 1] = 1
-    return vector.view(sides)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -295,6 +262,10 @@ class patch(Edit):
         column = torch.full((max(columns, default=0) + 1,), -1)
         column[columns] = torch.tensor(donors, dtype=torch.long) % size
         return column
+
+
+def _length(vector: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vector)  # type: ignore[no-any-return]
 
 
 def _taken(

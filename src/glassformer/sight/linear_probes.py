@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..core.config import Decoder
 from ..core.errors import UserError, install_extra, need
@@ -55,8 +54,8 @@ class Probe(Shown):
         position: "last" or "mean", which tokens of a text are read.
         model: The fingerprint of the model.
         data: The name of the texts.
-        tensors_of: By address the mean (C) of the texts, and a direction (L, C) toward each label,
-            which leads from the mean of all texts to the mean of the label's.
+        tensors_of: By address the mean (C) of the texts, and a direction (L, C) for each label, from
+            the mean of all texts to the mean of the label's.
         name: The file, or the name by which a server knows the probe.
 
     Example:
@@ -243,22 +242,29 @@ def probe(
         states = _states(model, [ids for ids, _ in rows], patterns, position, report)
     draws = np.random.default_rng(seed)
     controls = [numbers, *(draws.permutation(numbers) for _ in range(shuffles))]
-    fits = {
-        path: [_fit(x, control, method, seed) for control in controls] for path, x in states.items()
-    }
+    accuracy = [
+        [_accuracy(x, control, method, seed) for control in controls] for x in states.values()
+    ]
     fitted, held_out = _split(numbers, seed)
+    is_label = np.eye(len(names))[numbers[fitted]]  # (N, L)
+    tensors = {}
+    for path, x in states.items():
+        mean = x[fitted].mean(0)
+        apart = is_label.T @ x[fitted] / is_label.sum(0)[:, None] - mean
+        pair = zip(PARTS, (mean, apart), strict=True)
+        tensors[path] = {part: torch.tensor(y, dtype=torch.float32) for part, y in pair}
     return Probe(
-        list(fits),
+        list(states),
         names.tolist(),
-        [accuracy for (accuracy, _), *_ in fits.values()],
-        [[accuracy for accuracy, _ in others] for _, *others in fits.values()],
+        [row[0] for row in accuracy],
+        [row[1:] for row in accuracy],
         float(np.bincount(numbers[held_out]).max() / len(held_out)),
         [len(fitted), len(held_out)],
         method,
         position,
         fingerprint(model),
         data,
-        {path: tensors for path, ((_, tensors), *_) in fits.items()},
+        tensors,
     )
 
 
@@ -293,8 +299,8 @@ def _split(numbers: Any, seed: int) -> tuple[Any, Any]:
     return order[~is_held], order[is_held]
 
 
-def _fit(x: Any, numbers: Any, method: str, seed: int) -> tuple[float, dict[str, Tensor]]:
-    """The accuracy on texts held out of a fit to texts (N, C) of labels (N,), and its tensors."""
+def _accuracy(x: Any, numbers: Any, method: str, seed: int) -> float:
+    """The accuracy on texts held out of a fit to texts (N, C) of labels (N,)."""
     try:
         linear_model: Any = import_module("sklearn.linear_model")
     except ImportError:
@@ -309,12 +315,4 @@ def _fit(x: Any, numbers: Any, method: str, seed: int) -> tuple[float, dict[str,
     scale[scale <= ROUNDING * abs(mean)] = 1.0
     z = (x - mean) / scale
     linear.fit(z[fitted], numbers[fitted])
-    weight = np.atleast_2d(linear.coef_) / scale
-    if len(weight) == 1:  # of two labels the second; the first has its opposite
-        weight = np.vstack((-weight, weight))
-    is_label = np.eye(len(weight))[numbers[fitted]]  # (N, L)
-    apart = is_label.T @ x[fitted] / is_label.sum(0)[:, None] - mean
-    units = F.normalize(torch.tensor(weight), dim=1).numpy()
-    tensors = zip(PARTS, (mean, units * (units * apart).sum(1, keepdims=True)), strict=True)
-    accuracy = float(linear.score(z[held_out], numbers[held_out]))
-    return accuracy, {part: torch.tensor(y, dtype=torch.float32) for part, y in tensors}
+    return float(linear.score(z[held_out], numbers[held_out]))

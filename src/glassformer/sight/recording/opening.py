@@ -116,7 +116,7 @@ class Explanation:
 
     @property
     def difference(self) -> float:
-        """The value less what its operands give: rounding, or an edit's effect."""
+        """The value less what its operands give: rounding."""
         if self.value == self.recomputed:  # infinities too
             return 0.0
         return self.value - self.recomputed

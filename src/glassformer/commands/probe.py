@@ -44,7 +44,7 @@ def run(
     from ..sight import probe
     from ..tasks.objectives import Classify
 
-    path = None if out is None else new_file(out, data)
+    path = out and new_file(out, data)
     need(not path or path.suffix == ".safetensors", f"--out {path} must end in .safetensors.")
     table = read_examples(data, None, Classify(), columns)
     need(
@@ -69,7 +69,7 @@ def run(
         data=table.name,
         progress=is_terminal(),
     )
-    if path is not None:
+    if path:
         result.save(path)
         note(f"{path} holds the probe; its best address is {result.best}.")
     return CommandOutput(result.to_dict, [result.origin(), *result.table()])

@@ -81,15 +81,16 @@ class Probe(Shown):
     @property
     def best(self) -> str:
         """The address of the highest accuracy, the first of several."""
-        return self.addresses[int(np.argmax(self.accuracy))]
+        return self.addresses[self.accuracy.index(max(self.accuracy))]
 
-    def part(self, model: Model, address: str, part: str, toward: str | None = None) -> Tensor:
+    def must_fit(self, model: Model) -> None:
+        """Raises UserError for a model that it was not fitted to."""
+        sentence = "was fitted to another model; fit a probe to this model: glassformer probe."
+        need(self.model == fingerprint(model), f"{self.name} {sentence}")
+
+    def part(self, address: str, part: str, toward: str | None = None) -> Tensor:
         """The mean (C) at an address, or the direction (C) toward a label, the last unless named.
-        UserError for another model, an address that was not probed and an unknown label."""
-        need(
-            self.model == fingerprint(model),
-            f"{self.name} was fitted to another model; fit a probe to this model: glassformer probe.",
-        )
+        UserError for an address that was not probed and an unknown label."""
         matching(address, self.addresses, f"value that {self.name} probes")
         label = toward or self.labels[-1]
         available = ", ".join(self.labels)
@@ -109,15 +110,16 @@ class Probe(Shown):
     ) -> Tensor:
         """How far along the direction each token of a text is (T): 0 at the mean of all texts, 1 at
         the mean of the label's. It is (x - mean) @ direction / |direction|^2."""
+        self.must_fit(model)
         address = address or self.best
-        mean, along = (self.part(model, address, part, toward).double() for part in PARTS)
+        mean, along = (self.part(address, part, toward).double() for part in PARTS)
         value = look(model, tokenizer, text, address, edits=edits)[address]
         rows = streams.fp64(_token_rows(address, value)[0]).cpu()
         return (rows - mean) @ along / (along @ along)
 
     @property
     def title(self) -> str:
-        return f"Probe of {', '.join(self.labels)}"
+        return "Linear probes"
 
     def origin(self) -> str:
         """Origin of the probe, in a sentence."""
@@ -251,8 +253,10 @@ def probe(
     for path, x in states.items():
         mean = x[fitted].mean(0)
         apart = is_label.T @ x[fitted] / is_label.sum(0)[:, None] - mean
-        pair = zip(PARTS, (mean, apart), strict=True)
-        tensors[path] = {part: torch.tensor(y, dtype=torch.float32) for part, y in pair}
+        tensors[path] = {
+            "mean": torch.tensor(mean).float(),
+            "direction": torch.tensor(apart).float(),
+        }
     return Probe(
         list(states),
         names.tolist(),

@@ -110,6 +110,10 @@ class steer(Edit):
         if isinstance(self.vector, str):
             object.__setattr__(self, "vector", Probe.load(self.vector))
 
+    def read(self, reading: Reading) -> None:
+        if isinstance(self.vector, Probe):
+            self.vector.must_fit(reading.model)
+
     def change(self, reading: Reading, path: str) -> Change:
         direction = self._seeded(reading, path)
         return lambda path, x, place, chosen: x + self.scale * direction.to(x)
@@ -124,7 +128,7 @@ class steer(Edit):
 
     def _of_probe(self, reading: Reading, path: str, probe: Probe, part: str) -> Tensor:
         """Numbers of a probe in the sides of a token: (1, C), or (H, 1, D) of a value with heads."""
-        return probe.part(reading.model, path, part, self.toward).view(reading.shapes[path][1:])
+        return probe.part(path, part, self.toward).view(reading.shapes[path][1:])
 
     def _direction(self, reading: Reading, path: str) -> Tensor:
         """A direction in the last axis of a value (C,), or for each head (H, 1, C)."""

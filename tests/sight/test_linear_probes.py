@@ -79,10 +79,10 @@ def test_a_planted_direction_is_found_and_the_control_is_at_chance(method):
     chance = np.array(probe.shuffled)
     assert abs(chance.mean() - 0.5) < 0.06 and chance.max() < 0.7
     for address in probe.addresses:
-        toward = probe.part(address, "direction", "planted")
+        toward = probe.tensor(address, "direction", "planted")
         assert torch.cosine_similarity(toward, direction, dim=0) > 0.99
         assert (
-            torch.cosine_similarity(probe.part(address, "direction", "plain"), -toward, dim=0)
+            torch.cosine_similarity(probe.tensor(address, "direction", "plain"), -toward, dim=0)
             > 0.999
         )
     # strength 1 leads from the mean of all texts to the label's, so the label's scores have mean 1
@@ -224,7 +224,7 @@ def test_steering_adds_exactly_the_direction_and_projecting_out_leaves_the_mean(
     text = "the cat sat on the dog"
     plain = glassformer.look(model, tokenizer, text, path)[path]
     shape = (*plain.shape[1:2], 1, *plain.shape[3:]) if plain.ndim == 4 else plain.shape[-1:]
-    direction = probe.part(path, "direction").view(shape)
+    direction = probe.tensor(path, "direction").view(shape)
 
     def seen(line):
         return glassformer.look(model, tokenizer, text, path, edits=[line])[path]

@@ -36,7 +36,7 @@ FORMAT = "glassformer probe 1"
 TOKENS = 1 << 12  # of a pass
 HELD_OUT = 4  # every fourth text of a label measures the fit
 ROUNDING = 1e-12  # of a mean: numbers that differ by less are one number
-PARTS = ("mean", "direction")  # tensors of each address
+KINDS = ("mean", "direction")  # tensors of each address
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,15 +88,15 @@ class Probe(Shown):
         sentence = "was fitted to another model; fit a probe to this model: glassformer probe."
         need(self.model == fingerprint(model), f"{self.name} {sentence}")
 
-    def part(self, address: str, part: str, toward: str | None = None) -> Tensor:
+    def tensor(self, address: str, kind: str, toward: str | None = None) -> Tensor:
         """The mean (C) at an address, or the direction (C) toward a label, the last unless named.
         UserError for an address that was not probed and an unknown label."""
         matching(address, self.addresses, f"value that {self.name} probes")
         label = toward or self.labels[-1]
         available = ", ".join(self.labels)
         need(label in self.labels, f'{self.name} has no label "{label}"; it has {available}.')
-        tensor = self.tensors_of[address][part]
-        return tensor if part == "mean" else tensor[self.labels.index(label)]
+        tensor = self.tensors_of[address][kind]
+        return tensor if kind == "mean" else tensor[self.labels.index(label)]
 
     def score(
         self,
@@ -108,11 +108,11 @@ class Probe(Shown):
         toward: str | None = None,
         edits: Edits = (),
     ) -> Tensor:
-        """How far along the direction each token of a text is (T): 0 at the mean of all texts, 1 at
+        """Scores of each token of a text (T), how far along the direction it is: 0 at the mean of all texts, 1 at
         the mean of the label's. It is (x - mean) @ direction / |direction|^2."""
         self.must_fit(model)
         address = address or self.best
-        mean, along = (self.part(address, part, toward).double() for part in PARTS)
+        mean, along = (self.tensor(address, kind, toward).double() for kind in KINDS)
         value = look(model, tokenizer, text, address, edits=edits)[address]
         rows = streams.fp64(_token_rows(address, value)[0]).cpu()
         return (rows - mean) @ along / (along @ along)
@@ -144,9 +144,9 @@ class Probe(Shown):
 
     def tensors(self) -> dict[str, Any]:
         return {
-            f"{address}:{part}": tensor.numpy()
-            for address, parts in self.tensors_of.items()
-            for part, tensor in parts.items()
+            f"{address}:{kind}": tensor.numpy()
+            for address, pair in self.tensors_of.items()
+            for kind, tensor in pair.items()
         }
 
     def to_dict(self) -> JsonObject:
@@ -164,7 +164,7 @@ class Probe(Shown):
         file, facts = read_saved(path, FORMAT, "probe", command)
         try:
             tensors = {
-                address: {part: file.take(f"{address}:{part}") for part in PARTS}
+                address: {kind: file.take(f"{address}:{kind}") for kind in KINDS}
                 for address in facts["addresses"]
             }
             return cls(**facts, tensors_of=tensors, name=str(path))

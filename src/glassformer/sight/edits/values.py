@@ -126,9 +126,9 @@ class steer(Edit):
         draw = torch.randn(direction.shape, generator=torch.Generator().manual_seed(self.random))
         return draw * (_length(direction) / _length(draw))
 
-    def _of_probe(self, reading: Reading, path: str, probe: Probe, part: str) -> Tensor:
+    def _of_probe(self, reading: Reading, path: str, probe: Probe, kind: str) -> Tensor:
         """Numbers of a probe in the sides of a token: (1, C), or (H, 1, D) of a value with heads."""
-        return probe.part(path, part, self.toward).view(reading.shapes[path][1:])
+        return probe.tensor(path, kind, self.toward).view(reading.shapes[path][1:])
 
     def _direction(self, reading: Reading, path: str) -> Tensor:
         """A direction in the last axis of a value (C,), or for each head (H, 1, C)."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .runs.history import training_log
     from .serve.engine import Engine
     from .sight import (
+        Probe,
         TunedLens,
         attribute,
         circuit,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         logit_lens,
         look,
         patch_grid,
+        probe,
         saliency,
         top_activations,
         trace,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "Engine",
+    "Probe",
     "TunedLens",
     "UserError",
     "__version__",
@@ -76,6 +79,7 @@ __all__ = [
     "logit_lens",
     "look",
     "patch_grid",
+    "probe",
     "push",
     "quantize",
     "saliency",
@@ -100,11 +104,13 @@ _HOME = {
     "training_log": ".runs",
     "look": ".sight",
     "patch_grid": ".sight",
+    "Probe": ".sight",
     "TunedLens": ".sight",
     "attribute": ".sight",
     "circuit": ".sight",
     "fit_tuned_lens": ".sight",
     "logit_lens": ".sight",
+    "probe": ".sight",
     "saliency": ".sight",
     "top_activations": ".sight",
     "trace": ".sight",

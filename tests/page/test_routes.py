@@ -268,6 +268,15 @@ def test_an_edit_is_another_run(gpt):
     )
 
 
+def test_an_edit_of_a_page_opens_no_file(gpt, tmp_path):
+    for line in (
+        f'steer("decoder.out", "{tmp_path}")',
+        f'project_out("decoder.out", "{tmp_path}")',
+    ):
+        answer = gpt.post("/api/runs", json={"model": "gpt", "text": SENTENCE, "edits": [line]})
+        assert answer.status_code == 400 and "No direction is called" in answer.json()["error"]
+
+
 def test_lens_and_attribution_are_those_of_the_library(gpt, folder):
     from glassformer.sight.attribution import attribute
     from glassformer.sight.lens import logit_lens

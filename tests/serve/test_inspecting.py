@@ -13,6 +13,9 @@ import torch
 import glassformer
 import served
 from glassformer import sight as inspection
+from glassformer.cli import main
+from glassformer.core.generation.sample import Sampling
+from glassformer.serve.engine import Engine, Request
 from glassformer.sight import edits
 
 from .conftest import events, opened, started
@@ -438,3 +441,78 @@ def test_an_encoder_reads_special_tokens_in_a_text(server, other_models):
         output == tokenizer.encode_pair("the [MASK] sat", special=True)[0]
         and tokenizer.mask in output
     )
+
+
+def test_directions_by_their_names(chat_model, other_models, tmp_path):
+    """A control vector of `serve --direction`: the numbers of the same edit in process, bit for bit;
+    a request opens no file, and another model's probe is refused."""
+    pytest.importorskip("sklearn")
+    model, tokenizer = opened(chat_model)
+    texts = [
+        f"{name}, my {word}" for name in ("Romeo", "Juliet", "Paris", "Tybalt") for word in "xy"
+    ]
+    probe = glassformer.probe(model, tokenizer, texts, ["x", "y"] * 4, shuffles=1)
+    file = probe.save(tmp_path / "letters.safetensors")
+    models = f"{chat_model} {other_models['vectors']} --dtype float32"
+    query: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 2}
+    with started(tmp_path, f"{models} --direction letters={file}") as server:
+        plain = server.json(TEXT, query)["choices"][0]
+        (steered,) = server.json(TEXT, query, directions={"letters": 2.5})["choices"]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as the server has
+        edit = edits.steer(probe.best, probe, 2.5)
+        ids, greedy = tokenizer.encode(PROMPT), Sampling(temperature=0.0)
+        with Engine(model, tokenizer) as engine:
+            request = Request(ids, sampling=greedy, max_new=8, logprobs=2, edits=[edit])
+            local = [event for event in engine.submit(request) if event.token is not None]
+        torch.set_num_threads(threads)
+        assert steered["logprobs"]["token_logprobs"] == [event.logprob for event in local]
+        assert steered["text"] != plain["text"]
+        for line in (
+            f'steer("{probe.best}", "letters", 2.5)',
+            f'steer("{probe.best}", "letters", 2.5)',
+        ):
+            assert server.json(TEXT, query, edits=[line])["choices"] == [steered]
+        assert server.json(TEXT, query)["choices"] == [plain]
+        look = {"prompt": PROMPT, "inspect": [probe.best], "directions": {"letters": -1}}
+        (value,) = server.json(INSPECT, look)["values"].values()
+        expected = glassformer.look(
+            model, tokenizer, PROMPT, probe.best, edits=[edits.steer(probe.best, probe, -1.0)]
+        )[probe.best][0]
+        torch.testing.assert_close(torch.tensor(value["values"]), expected, **NEAR)
+        out = f'project_out("{probe.best}", "letters")'
+        assert server.json(TEXT, query, edits=[out])["choices"] != [plain]
+        for fields, sentence in (
+            ({"directions": {"leters": 1}}, 'No direction is called "leters" here.'),
+            ({"edits": [f'steer("{probe.best}", "{file}")']}, "No direction is called"),
+            ({"edits": [f'steer("{probe.best}", "letters", toward="z")']}, 'no label "z"'),
+            ({"directions": {"letters": "1"}}, "directions.letters"),
+            ({"control_vectors": {"letters": 1}}, 'did you mean "directions"?'),
+        ):
+            assert sentence in refused(server.post(TEXT, query, **fields))
+        elsewhere = {"model": "vectors", "prompt": "the cat", "inspect": ["*.resid"]}
+        assert "letters was fitted to another model" in refused(
+            server.post(INSPECT, elsewhere, directions={"letters": 1})
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("letters={file}", "fitted to none of these models"),
+        ("letters", "--direction takes NAME=FILE"),
+        ("letters=none.safetensors", "none.safetensors cannot be read"),
+    ],
+)
+def test_a_direction_that_cannot_be_served_is_refused(
+    other_models, tmp_path, words, sentence, capsys
+):
+    pytest.importorskip("sklearn")
+    model, tokenizer = glassformer.load("tiny")
+    texts = [f"{name} {word}" for name in "abcd" for word in "xy"]
+    file = glassformer.probe(model, tokenizer, texts, ["x", "y"] * 4, shuffles=1).save(
+        tmp_path / "letters.safetensors"
+    )
+    folder = str(other_models["vectors"])
+    assert main(["serve", folder, "--port", "0", "--direction", words.format(file=file)]) != 0
+    assert sentence in capsys.readouterr().err

@@ -32,6 +32,7 @@ from glassformer.sight.edits import (
     mlp_off,
     parse,
     patch,
+    project_out,
     scale,
     set_attention,
     set_value,
@@ -376,6 +377,19 @@ def test_attention_of_a_recurrent_decoder_is_set():
     assert torch.equal(observed[:, 0, 4], torch.tensor([0.5, 0.5, *[0.0] * 6]).expand(2, -1))
 
 
+def test_a_direction_is_projected_out():
+    model = MODELS["gpt2"]
+    path, unit = "decoder.blocks.0.resid", torch.nn.functional.normalize(torch.arange(32.0), dim=0)
+    plain = seen(model, path)
+    gone = seen(model, path, project_out(path, (3 * unit).tolist()))
+    assert_close(gone, plain - (plain @ unit)[..., None] * unit, rtol=1e-5, atol=1e-6)
+    half = seen(model, path, project_out(path, unit, 0.5, positions=(2,)))
+    assert torch.equal(half[:, :2], plain[:, :2])
+    assert_close(half[:, 2] @ unit, plain[:, 2] @ unit / 2, rtol=1e-4, atol=1e-5)
+    drawn = seen(model, path, project_out(path, unit, random=1)) - plain
+    assert drawn.abs().max() > 0.01 and torch.linalg.matrix_rank(drawn.flatten(0, 1)) == 1
+
+
 def test_several_edits_of_one_path_come_in_their_order():
     model = MODELS["gpt2"]
     path, ones = "decoder.blocks.0.resid", [1.0] * 32
@@ -394,6 +408,7 @@ EDITS: dict[str, list[Edit]] = {
         head_off(ATTENTION, 1),
         steer("decoder.blocks.1.resid", [0.5] * 32, positions="7:"),
         mask_token(2),
+        project_out("decoder.blocks.0.resid", [1.0] * 32, positions="3:"),
     ],
     "gpt2": [
         head_off(ATTENTION, 3, "mean"),
@@ -583,6 +598,7 @@ LINES = [
     'set_attention("decoder.blocks.0.attn", 1, (5,), {2: 1.0})',
     'set_attention("decoder.blocks.0.attn", None, None, [1.0], renormalise=True)',
     'steer("decoder.blocks.0.resid", ("Love", "Hate"), scale=4.0)',
+    'project_out("decoder.blocks.0.resid", [1.0, 2.0], positions=(1,), random=3)',
     'patch("decoder.blocks.0.resid", "Another text", positions=(1,), from_positions=(2,))',
 ]
 

@@ -31,6 +31,8 @@ GROUPS = {
         "layer.",
         "circuit": "Find the heads, MLPs and tokens that carry an answer and the edges between them; "
         "measure what they keep alone.",
+        "probe": "Fit linear probes of the labels of texts, layer by layer, beside shuffled labels; save a "
+        "direction (a control vector).",
         "saliency": "Score each token of the text by its influence on the answer: gradients and "
         "integrated gradients.",
         "neurons": "Find the texts of a corpus where a neuron, or a router's share for an expert, is "

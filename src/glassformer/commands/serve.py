@@ -37,6 +37,7 @@ def run(
     allow_host: Words = (),
     proxy: Words = (),
     chat_template: Path | None = None,
+    direction: Words = (),
     max_context: int | None = None,
     max_sequences: int = 32,
     max_queue: int = 256,
@@ -57,6 +58,8 @@ def run(
     allow_host NAME: accept this Host header from clients without a key; may be repeated
     proxy IP: trust X-Forwarded-For from this proxy (none); may be repeated
     chat_template F: a Jinja file in place of the model's chat template
+    direction NAME=FILE: a probe's file, by the name that requests add its direction by; may be
+        repeated
     max_context N: at most N tokens of a prompt and its continuation (the model's context)
     max_sequences N: continuations in a batch
     max_queue N: waiting requests; further ones get status 429 (256)
@@ -107,6 +110,7 @@ def run(
         bits=bits,
         template=chat_template,
         ids=name,
+        directions=direction,
     )
     address = f"[{host}]" if ":" in host else host
     print(f"http://{address}:{bound.getsockname()[1]}/v1", flush=True)

@@ -358,7 +358,7 @@ async def answer(
     """The answer, or its stream once the first chunk is there: an early error still gets an HTTP
     status."""
     served = context.served
-    if body.inspect is not None or body.edits:
+    if body.inspect is not None or body.edits or body.directions:
         requests = await context.run_heavy(with_inspection, served, body, requests)
     handles = await context.submit(requests)
     choices = [

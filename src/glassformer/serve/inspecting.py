@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from ..core import config
 from ..core.files import JsonObject
-from ..sight import edits, lens, looking, streams
+from ..sight import lens, looking, streams
 from ..sight.axes import keyed
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
@@ -175,7 +175,7 @@ def run_inspection(
     if source is not None:
         pieces = [tokenizer.for_source.token(id) for id in source]
         inspection["source"] = {"tokens": source, "pieces": pieces}
-    options: dict[str, Any] = {"source": source, "edits": [*map(edits.parse, body.edits)]}
+    options: dict[str, Any] = {"source": source, "edits": served.parse_edits(body)}
     if patterns:
         longest = max(len(ids), len(source or ()))
         _check_computed(_size(served.engine.shapes, patterns, longest, longest))
@@ -335,8 +335,8 @@ def _plan_look(served: ServedModel, body: InspectOptions, request: Request) -> P
         )
     elif request.prompt_logprobs is not None:
         since = 0
-    edited = [*map(edits.parse, body.edits)]
-    looked = replace(request, want=patterns, since=since, edits=edited)
+    edits = served.parse_edits(body)
+    looked = replace(request, want=patterns, since=since, edits=edits)
     return PlannedLook(looked, request.n * computed, request.n * returned)
 
 

@@ -77,6 +77,7 @@ SYNONYMS = {
     **dict.fromkeys(("stop_sequences", "stop_strings"), "stop"),
     "n_probs": "logprobs",
     "num_return_sequences": "n",
+    "control_vectors": "directions",
     "repeat_penalty": "repetition_penalty",
     "top_n_tokens": "top_logprobs",
 }
@@ -228,12 +229,14 @@ FOREIGN_GRAMMAR_PREFIXES = (
 
 
 class InspectOptions(ModelRequest):
-    """Values to inspect, and ``edits`` to apply, as in `glassformer look`."""
+    """Values to inspect, and ``edits`` to apply, as in `glassformer look`; ``directions`` are control
+    vectors with their strengths, by the names that they are served by."""
 
     inspect: InspectNames | None = None
     top: TopCount = 5
     track: Annotated[list[Name], Field(max_length=16)] = []
     edits: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=16)] = []
+    directions: Annotated[dict[Name, Number], Field(max_length=16)] = {}
 
 
 class GenerationRequest(InspectOptions):

@@ -133,7 +133,7 @@ async def translate(context: Context, body: TranslateRequest) -> Any:
     refuse(not all(texts), "A text is empty; give some text.", "input")
     served.check_lengths(texts, "input")
     message = "A search is not edited; POST /v1/inspect takes edits of one text."
-    refuse(bool(body.edits), message, "edits")
+    refuse(bool(body.edits or body.directions), message, "edits")
     positions_only = body.positions is not None and body.inspect is None
     refuse(positions_only, "positions say what is to be inspected; inspect is missing.", "inspect")
     check_beams(body.beams, body.best, body.length_penalty, body.max_new)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -29,6 +29,9 @@ from ..formats import chat_template
 from ..formats.chat_template import ChatTemplate
 from ..formats.checkpoint import Checkpoint
 from ..formats.resolve import GGUF, is_recipe
+from ..sight import Probe, edits
+from ..sight.edits import Edit
+from ..sight.tuned_lens import fingerprint
 from ..tasks.predictions import prompt, tags
 from .asgi.body_errors import validation_error
 from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS, MOST_TEXTS
@@ -49,6 +52,7 @@ from .engine.sequence import first_outside
 from .lanes import ByteBudget, Lanes, client_of
 from .page.models import InMemoryEntry, Models, unique_id
 from .prometheus import Metrics
+from .schemas import InspectOptions
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -121,6 +125,16 @@ class ServedModel(InMemoryEntry):
         count = label_head.labels if label_head else 0
         self.labels = list(checkpoint.labels) or list(map(str, range(count)))
         self.prompt = prompt(checkpoint.prompts)  # before each text that is embedded
+        self.directions: Mapping[str, Probe] = {}  # probes by the names that requests use
+
+    def parse_edits(self, body: InspectOptions) -> list[Edit]:
+        """Edits of a request, those by directions last. Raises UserError for what is none, and for
+        an unknown direction."""
+        parsed = [edits.parse(line, self.directions) for line in body.edits]
+        for name, strength in body.directions.items():
+            probe = edits.served_probe(name, self.directions)
+            parsed.append(edits.steer(probe.best, probe, strength))
+        return parsed
 
     def check_lengths(self, texts: Sequence[object], param: str) -> None:
         """Raises HttpError 400 for texts that cannot fit, by their characters alone."""
@@ -428,9 +442,14 @@ def open_models(
     bits: int | None = None,
     template: Path | None = None,
     ids: Sequence[str] = (),
+    directions: Sequence[str] = (),
 ) -> Registry:
-    """Loads every model; the first ones are called by ``ids``. Raises UserError as loading does."""
+    """Loads every model; the first ones are called by ``ids``, and ``directions`` are probes as
+    NAME=FILE. Raises UserError as loading does, and for a probe of another model."""
     check_names(ids, len(names))
+    need(all("=" in text for text in directions), "--direction takes NAME=FILE.")
+    files = dict(text.split("=", 1) for text in directions)
+    probes = {name: replace(Probe.load(file), name=name) for name, file in files.items()}
     taken = list(ids)
     served = list[ServedModel]()
     for name in names[len(ids) :]:
@@ -439,6 +458,10 @@ def open_models(
         checkpoint = Checkpoint.open(name)
         model = checkpoint.model(dtype=dtype, device=device, bits=bits)
         served.append(ServedModel(id, checkpoint, model, bounds, template))
+        served[-1].directions = probes
+    for probe in probes.values():
+        fits = any(probe.model == fingerprint(entry.model) for entry in served)
+        need(fits, f"The probe {probe.name} was fitted to none of these models; serve its model.")
     return Registry(served)
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .heads import head_scores as head_scores
     from .lens import logit_lens as logit_lens
     from .lens import logits_by_depth as logits_by_depth
+    from .linear_probes import Probe as Probe
+    from .linear_probes import probe as probe
     from .looking import describe as describe
     from .looking import look as look
     from .looking import paths as paths
@@ -45,6 +47,7 @@ _NAMES = {
     "gradients": ("saliency", "Saliency"),
     "heads": ("HeadScores", "head_scores"),
     "lens": ("logit_lens", "logits_by_depth"),
+    "linear_probes": ("Probe", "probe"),
     "looking": ("describe", "look", "paths", "predictions", "read_tokens", "summarise", "to_dict"),
     "neurons": ("Neuron", "top_activations"),
     "patching": ("PatchGrid", "patch_grid"),

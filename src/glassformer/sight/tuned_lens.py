@@ -14,7 +14,6 @@ D depths, T tokens, C model dim, V vocabulary.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -25,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.checkpoints.tensors import open_file
 from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.files import JsonObject
@@ -34,7 +32,7 @@ from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Curves, Prose
 from .figures.progress_bar import Progress
-from .figures.shown import Records, Shown
+from .figures.shown import Records, Shown, read_saved
 
 FORMAT = "glassformer tuned lens 1"
 NUMBERS = 1 << 23  # logits made at a time
@@ -132,17 +130,8 @@ class TunedLens(Shown):
     @classmethod
     def load(cls, path: str | Path) -> TunedLens:
         """The one in a file; UserError where it holds none."""
-        from safetensors import safe_open
-
-        weights = open_file(Path(path))
-        with safe_open(str(path), "pt") as file:
-            metadata = file.metadata() or {}
-        need(
-            metadata.pop("format", None) == json.dumps(FORMAT),
-            f"{path} is no tuned lens; make one: glassformer lens --fit.",
-        )
+        weights, facts = read_saved(path, FORMAT, "tuned lens", "lens --fit")
         try:
-            facts = {name: json.loads(value) for name, value in metadata.items()}
             lens = cls(weights.take("weight"), weights.take("bias"), **facts)
             D, C = lens.bias.shape
         except (LookupError, ValueError, TypeError) as error:

@@ -69,7 +69,7 @@ class InputFields(PageFields):
     def parsed_edits(self) -> list[Any]:
         from ...sight.edits import parse
 
-        return [*map(parse, self.edits)]
+        return [parse(edit, {}) for edit in self.edits]
 
 
 class RunFields(InputFields):

@@ -8,7 +8,8 @@ after the other.
 
     head_off, attn_off, mlp_off, expert_off     a part adds nothing
     mask_token, swap_token                      another text
-    scale, set_value, steer, patch              a value by its path (docs/names.md)
+    scale, set_value, patch                     a value by its path (docs/names.md)
+    steer, project_out                          a direction, of a probe too (docs/probes.md)
     set_attention                               who looks at whom
 
 Paths may hold shell wildcards (``decoder.blocks.*.attn``). Positions count a text's tokens from 0,
@@ -20,10 +21,10 @@ from __future__ import annotations
 
 from ..reading import apply, tape_of
 from .base import Edit
-from .literals import parse
+from .literals import parse, served_probe
 from .parts import attn_off, expert_off, head_off, mlp_off, set_attention
 from .token_edits import mask_token, swap_token
-from .values import patch, scale, set_value, steer
+from .values import patch, project_out, scale, set_value, steer
 
 __all__ = [
     "Edit",
@@ -35,7 +36,9 @@ __all__ = [
     "mlp_off",
     "parse",
     "patch",
+    "project_out",
     "scale",
+    "served_probe",
     "set_attention",
     "set_value",
     "steer",

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core.errors import need
 from ...core.nn.hooks import Place
 from ..axes import HEADED, across, headed, keyed, of_source
+from ..linear_probes import Probe
 from ..looking import matching
 from ..reading import Hook, Reading
 
@@ -74,8 +75,8 @@ class Edit:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str | Probe):
+        return json.dumps(value if isinstance(value, str) else value.name, ensure_ascii=False)
     if isinstance(value, Tensor):
         return f"<{'x'.join(map(str, value.shape))} values>"
     if isinstance(value, Sequence) and len(value) <= 12:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from ...core.errors import UserError, nearest, need
+from ..linear_probes import Probe
 from .base import Edit
 from .parts import attn_off, expert_off, head_off, mlp_off, set_attention
 from .token_edits import mask_token, swap_token
-from .values import patch, scale, set_value, steer
+from .values import patch, project_out, scale, set_value, steer
 
 EDITS: dict[str, type[Edit]] = {
     edit.__name__: edit
@@ -25,6 +27,7 @@ EDITS: dict[str, type[Edit]] = {
         scale,
         set_value,
         steer,
+        project_out,
         patch,
         set_attention,
     )
@@ -33,6 +36,7 @@ EDITS: dict[str, type[Edit]] = {
 NONE = type(None)
 TYPES: dict[str, Any] = {
     "str": str,
+    "str | None": (str, NONE),
     "int": int,
     "float": (int, float),
     "int | None": (int, NONE),
@@ -43,9 +47,13 @@ TYPES: dict[str, Any] = {
 """What a literal must be, by the annotation of the argument that it is given for."""
 
 
-def parse(text: str) -> Edit:
+def parse(text: str, probes: Mapping[str, Probe] | None = None) -> Edit:
     """The edit that a line such as ``head_off("decoder.blocks.3.attn", 4)`` makes; UserError for
-    any other text."""
+    any other text.
+
+    A line names a probe by its file, or by its name in ``probes``: what comes over a network opens no
+    file.
+    """
     example = 'write it as in Python, such as head_off("decoder.blocks.3.attn", 4)'
     try:
         call = ast.parse(text.strip(), mode="eval").body
@@ -75,4 +83,13 @@ def parse(text: str) -> Edit:
             isinstance(value, TYPES.get(kind, object)),
             f"{text!r} does not fit: {argument} is {value!r}; give {kind}.",
         )
-    return EDITS[name](*args, **named)
+    vector = arguments.get("vector")
+    if probes is not None and isinstance(vector, str):
+        arguments["vector"] = served_probe(vector, probes)
+    return EDITS[name](**arguments)
+
+
+def served_probe(name: str, probes: Mapping[str, Probe]) -> Probe:
+    """The probe of that name; UserError where there is none."""
+    need(name in probes, f'No direction is called "{name}" here.{nearest(name, probes)}')
+    return probes[name]

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...core.errors import UserError, need
 from ...core.nn.hooks import Place
 from ..axes import keyed, of_source
+from ..linear_probes import Probe
 from ..looking import look
 from ..reading import Reading
 from .base import (
@@ -91,21 +92,48 @@ class steer(Edit):
     ``positions``.
 
     ``vector`` has a number for each place of the last axis, or is two texts: what the value is at
-    the last token of the first, less what it is at that of the second.
+    the last token of the first, less what it is at that of the second. Or it is a probe, by its file:
+    its direction ``toward`` a label (the last), from the mean of all texts to the mean of the label's.
+    ``random`` seeds a direction of the same length to compare with.
     """
 
     path: str
-    vector: Sequence[float] | Tensor | tuple[str, str]
+    vector: str | Probe | Sequence[float] | Tensor | tuple[str, str]
     scale: float = 1.0
     positions: Positions = None
     head: int | None = None
+    toward: str | None = None
+    random: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.vector, str):
+            object.__setattr__(self, "vector", Probe.load(self.vector))
+
+    def read(self, reading: Reading) -> None:
+        if isinstance(self.vector, Probe):
+            self.vector.must_fit(reading.model)
 
     def change(self, reading: Reading, path: str) -> Change:
-        direction = self._direction(reading, path)
+        direction = self._seeded(reading, path)
         return lambda path, x, place, chosen: x + self.scale * direction.to(x)
+
+    def _seeded(self, reading: Reading, path: str) -> Tensor:
+        """The direction, or the random one of its length."""
+        direction = self._direction(reading, path)
+        if self.random is None:
+            return direction
+        draw = torch.randn(direction.shape, generator=torch.Generator().manual_seed(self.random))
+        return draw * (_length(direction) / _length(draw))
+
+    def _of_probe(self, reading: Reading, path: str, probe: Probe, kind: str) -> Tensor:
+        """Numbers of a probe in the sides of a token: (1, C), or (H, 1, D) of a value with heads."""
+        return probe.tensor(path, kind, self.toward).view(reading.shapes[path][1:])
 
     def _direction(self, reading: Reading, path: str) -> Tensor:
         """A direction in the last axis of a value (C,), or for each head (H, 1, C)."""
+        if isinstance(self.vector, Probe):
+            return self._of_probe(reading, path, self.vector, "direction")
         vector = self.vector
         if isinstance(vector, Sequence) and any(isinstance(item, str) for item in vector):
             need(
@@ -125,6 +153,24 @@ class steer(Edit):
             f"vector has {tuple(tensor.shape)} numbers and {path} takes {size}; give as many.",
         )
         return tensor
+
+
+class project_out(steer):
+    """A direction taken out of a value (directional ablation), ``scale`` of it, where as in steer.
+    Along it the value becomes the mean of the texts of a probe, else 0."""
+
+    def change(self, reading: Reading, path: str) -> Change:
+        direction, mean = self._seeded(reading, path), torch.zeros(())
+        if isinstance(self.vector, Probe):
+            mean = self._of_probe(reading, path, self.vector, "mean")
+        unit = direction / _length(direction)
+        axes = (-3, -1) if unit.ndim == 3 else (-1,)
+
+        def removed(path: str, x: Tensor, place: Place, chosen: Tensor | None) -> Tensor:
+            length = ((x - mean.to(x)) * unit.to(x)).sum(axes, keepdim=True)
+            return x - self.scale * length * unit.to(x)
+
+        return removed
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -220,6 +266,10 @@ class patch(Edit):
         column = torch.full((max(columns, default=0) + 1,), -1)
         column[columns] = torch.tensor(donors, dtype=torch.long) % size
         return column
+
+
+def _length(vector: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vector)  # type: ignore[no-any-return]
 
 
 def _taken(

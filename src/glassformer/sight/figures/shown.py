@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...core import files
-from ...core.errors import UserError
+from ...core.checkpoints.tensors import open_file
+from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ..wire import packed
 from .charts import BESIDE, Chart, Heat, TableFigure, drawings
@@ -116,6 +117,23 @@ class Shown(ABC):
             )
         files.write(target, data)
         return target
+
+
+def read_saved(path: str | Path, form: str, noun: str, command: str) -> tuple[Any, dict[str, Any]]:
+    """The tensors and facts of a saved .safetensors; UserError where it is none of this format."""
+    from safetensors import safe_open
+
+    tensors = open_file(Path(path))
+    with safe_open(str(path), "pt") as file:
+        metadata = file.metadata() or {}
+    need(
+        metadata.pop("format", None) == json.dumps(form),
+        f"{path} is no {noun}; make one: glassformer {command}.",
+    )
+    try:
+        return tensors, {name: json.loads(value) for name, value in metadata.items()}
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); make the {noun} again.") from None
 
 
 def fragment(result: Shown, most: int = MOST - 100_000) -> str:

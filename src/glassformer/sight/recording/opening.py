@@ -116,7 +116,7 @@ class Explanation:
 
     @property
     def difference(self) -> float:
-        """The value less what its operands give: rounding, or an edit's effect."""
+        """The value less what its operands give: rounding."""
         if self.value == self.recomputed:  # infinities too
             return 0.0
         return self.value - self.recomputed
@@ -373,6 +373,9 @@ class Opening:
             text += f" The code's own number is {' and '.join(f'{x:.6g}' for x in constants)}."
         if self.operation.is_written_out:
             text += " PyTorch computes this attention in one step; here it is written out."
+        if name == "edit":
+            before = read(self.operation.inputs[0], cell(self.index)).item()
+            text += f" It was {before:.6g}; the edit adds {number - before:+.6g}."
         is_exact = self.is_exact and self.recomputed is not None
         if self.value.dtype.is_floating_point and not is_exact:
             text += " PyTorch cannot run this function in float64."

@@ -33,7 +33,7 @@ reciprocal abs sign sin cos tan tanh sigmoid erf relu relu6 gelu silu mish selu 
 leaky_relu softplus softsign hardswish hardsigmoid hardtanh logsigmoid threshold clamp clamp_min
 clamp_max clip maximum minimum where masked_fill lerp addcmul addcdiv floor ceil round trunc
 floor_divide remainder fmod eq ne lt le gt ge and or xor not logical_and logical_or logical_not
-logical_xor isnan isinf isfinite nan_to_num dropout edit sinh cosh atan atan2 bitwise_and
+logical_xor isnan isinf isfinite nan_to_num dropout sinh cosh atan atan2 bitwise_and
 bitwise_or bitwise_not bitwise_xor zero fill"""
 )
 CASTS = split_names(

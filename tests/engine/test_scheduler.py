@@ -14,7 +14,6 @@ from glassformer.serve.engine.scheduler import (
     Windows,
 )
 from glassformer.serve.engine.sequence import Sequence
-from glassformer.serve.fair_queue import FairQueue
 from pages import check_pages, check_windows, sequence_of
 
 SIZE = 4
@@ -100,13 +99,6 @@ def test_who_was_read_makes_room_and_is_not_read_again():
     assert scheduler.suspended == {first}
     assert not len(scheduler.waiting)
     assert not first.pages
-
-
-def test_clients_take_turns():
-    turns = FairQueue[Sequence]()
-    for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
-        turns.add(sequence_of([number], client))
-    assert [turns.pop().ids[0] for _ in range(6)] == [1, 4, 5, 2, 6, 3]
 
 
 def grown(text):

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import need
-
-SCORED_ROWS = 32  # rows whose softmax is computed at once: some megabytes
 
 
 @dataclass(frozen=True)
@@ -179,24 +177,7 @@ def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def likeliest(logits: Tensor, vocab_size: int | None, count: int) -> list[list[tuple[int, float]]]:
     """The ``count`` likeliest of the first ``vocab_size`` ids a row, with log-probabilities."""
-    return _likeliest(logits.float().log_softmax(-1)[:, :vocab_size], count)
-
-
-def scores(
-    logits: Tensor, tokens: Tensor, vocab_size: int | None, count: int
-) -> Iterator[tuple[float, list[tuple[int, float]]]]:
-    """``log_probability`` of ``tokens`` (B,) and the ``likeliest`` of each row, from one softmax of
-    some rows at a time, which stay in a cache."""
-    for rows, ids in zip(
-        torch.split(logits, SCORED_ROWS), torch.split(tokens, SCORED_ROWS), strict=True
-    ):
-        logprobs = rows.float().log_softmax(-1)
-        picked = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
-        top = _likeliest(logprobs[:, :vocab_size], count) if count else [[] for _ in picked]
-        yield from zip(picked, top, strict=True)
-
-
-def _likeliest(best: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    best = logits.float().log_softmax(-1)[:, :vocab_size]
     count = min(count, best.shape[-1])
     values, ids = best.topk(min(count + 1, best.shape[-1]))
     last = values[:, count - 1 : count]

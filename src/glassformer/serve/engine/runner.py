@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ...core.generation.sample import scores
+from ...core.generation.sample import likeliest, log_probability
 from ...core.nn import Cache, EncoderDecoder, Memory, Model, Output
 from ...core.nn.model import inference
 from ...fast.kernels import PAGE
@@ -281,14 +281,13 @@ def record_scores(chunk: SequenceChunk, vocab_size: int | None) -> None:
         return
     positions = [chunk.start + place for place in chunk.places]
     rows = [row for row, at in enumerate(positions) if since <= at < len(prompt) - 1]
-    if rows:
-        # they follow each other
-        logits = chunk.logits[rows[0] : rows[-1] + 1]
-        following = [positions[row] + 1 for row in rows]
-        tokens = torch.tensor([prompt[at] for at in following], device=logits.device)
-        scored = scores(logits, tokens.long(), vocab_size, count or 0)
-        for at, (logprob, likely) in zip(following, scored, strict=True):
-            handle.scores[at] = TokenLogprob(prompt[at], logprob, tuple(likely))
+    logits = chunk.logits[rows]
+    following = [positions[row] + 1 for row in rows]
+    tokens = torch.tensor([prompt[at] for at in following], device=logits.device)
+    logprobs = log_probability(logits, tokens.long()).tolist()
+    top = likeliest(logits, vocab_size, count) if count else [() for _ in rows]
+    for at, logprob, likely in zip(following, logprobs, top, strict=True):
+        handle.scores[at] = TokenLogprob(prompt[at], logprob, tuple(likely))
     if len(handle.scores) == len(prompt) - 1 - since:
-        later = (handle.scores[at] for at in sorted(handle.scores))
-        handle.prompt_logprobs = [TokenLogprob(prompt[since], None), *later]
+        scores = (handle.scores[at] for at in sorted(handle.scores))
+        handle.prompt_logprobs = [TokenLogprob(prompt[since], None), *scores]

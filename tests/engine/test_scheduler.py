@@ -7,7 +7,6 @@ import random
 import pytest
 
 from glassformer.serve.engine.scheduler import (
-    FairQueue,
     OutOfPages,
     PagePool,
     PrefixCache,
@@ -100,13 +99,6 @@ def test_who_was_read_makes_room_and_is_not_read_again():
     assert scheduler.suspended == {first}
     assert not len(scheduler.waiting)
     assert not first.pages
-
-
-def test_clients_take_turns():
-    turns = FairQueue[Sequence]()
-    for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
-        turns.add(sequence_of([number], client))
-    assert [turns.pop().ids[0] for _ in range(6)] == [1, 4, 5, 2, 6, 3]
 
 
 def grown(text):
@@ -294,6 +286,23 @@ def test_a_long_prompt_does_not_hold_up_what_is_being_written():
             if chunk.finishes:
                 chunk.sequence.ids.append(0)
             scheduler.done(chunk)
+
+
+def test_a_step_has_fewer_tokens_whose_logits_are_needed():
+    """Their vocabulary is computed too, and whoever generates waits for it."""
+    scheduler = Scheduler(PagePool(100), SIZE, budget=16, max_num_seqs=4)
+    scored = sequence_of([*range(40)], recompute_from=0)
+    scheduler.add(scored)
+    (chunk,) = scheduler.plan()
+    assert len(chunk.tokens) == 4
+    scheduler.done(chunk)
+    short = sequence_of([1, 2], "other", recompute_from=None)
+    scheduler.add(short)
+    sizes = {chunk.sequence: len(chunk.tokens) for chunk in scheduler.plan()}
+    assert sizes == {short: 2, scored: 3}
+    whole = Scheduler(PagePool(100), SIZE, budget=16, max_num_seqs=4, first=9)
+    whole.add(sequence_of([*range(40)], recompute_from=0))
+    assert [len(chunk.tokens) for chunk in whole.plan()] == [9], "the first go into one pass"
 
 
 def test_prompts_of_two_clients_are_read_in_turns():

@@ -12,6 +12,7 @@ import torch
 from torch.testing import assert_close
 from transformers.generation import logits_process as theirs
 
+from glassformer.core.generation import sample
 from glassformer.core.generation.decode_loop import Writer
 from glassformer.core.generation.sample import (
     Sampling,
@@ -240,3 +241,29 @@ def test_what_was_held_back_comes_before_the_end():
 
 def test_only_what_might_begin_a_stop_string_waits():
     assert written(["a ", "X", "b", "X", "Y", "!"], ["XY"]) == (["a ", "", "Xb", "", "", ""], True)
+
+
+def test_the_likeliest_of_equal_ones_are_the_first():
+    """Against sorted(), with and without ties at the last place."""
+    random = generator_from(5)
+    for spread in (5, 1_000_000):
+        logits = torch.randint(spread, (40, 60), generator=random) / spread
+        for count in (1, 7, 50, 60):
+            logprobs = logits.log_softmax(-1)
+            rows = [[*enumerate(row)] for row in logprobs[:, :50].tolist()]
+            expected = [sorted(row, key=lambda pair: -pair[1])[:count] for row in rows]
+            assert likeliest(logits, 50, count) == expected
+
+
+def test_the_likeliest_are_ranked_once(monkeypatch):
+    """The whole vocabulary of each token of a prompt is compared with the last again only where
+    there is a tie."""
+
+    def fail(*_):
+        raise AssertionError("compared again")
+
+    monkeypatch.setattr(sample, "greatest", fail)
+    logits = torch.randn(3, 5000, generator=generator_from(6))
+    assert [len(row) for row in likeliest(logits, None, 20)] == [20] * 3
+    with pytest.raises(AssertionError, match="again"):
+        likeliest(torch.zeros(1, 9), None, 3)

@@ -3,10 +3,12 @@ sentence."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import math
 import struct
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,14 @@ import tiny
 pytest.importorskip("starlette", reason="the page needs its extra: pip install -e '.[page]'")
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
+import httpx
 from starlette.testclient import TestClient
 
 import served
 from glassformer.formats import store
+from glassformer.serve.asgi.security import LOOPBACK
 from glassformer.serve.page.models import shipped
+from glassformer.serve.page.routes import application
 from glassformer.serve.page.tensor_replies import MAX_BYTES
 
 SENTENCE = "the cat sat on the mat"
@@ -525,3 +530,47 @@ def test_a_run_is_saved_as_a_file(gpt):
             "its scripts do not run under our address"
         )
     assert get(gpt, result, "export.exe").status_code == 400
+
+
+def test_one_client_of_the_page_keeps_none_waiting(folder, monkeypatch):
+    """Sixty passes of one client, with bodies of megabytes: another has the page at once, its own
+    pass too, and what is beyond the bound of bytes is refused."""
+    page = served.page(served.saved("gpt2", folder / "crowd"))
+    release, make = threading.Event(), page.runs.make
+
+    def wait(fields, check):
+        if fields.text == "slow":
+            release.wait(60)
+        return make(fields, check)
+
+    monkeypatch.setattr(page.runs, "make", wait)
+    app = application(page, frozenset(LOOPBACK))
+
+    def client_at(address):
+        transport = httpx.ASGITransport(app, client=(address, 5000))
+        return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
+
+    async def ask():
+        async with client_at("10.0.0.1") as greedy, client_at("10.0.0.2") as fair:
+            body = {"model": "crowd", "text": "slow", "padding": "x" * (4 << 20)}
+            going = [asyncio.create_task(greedy.post("/api/runs", json=body)) for _ in range(60)]
+            await asyncio.sleep(1)
+            try:
+                async with asyncio.timeout(30):
+                    shown = await fair.get("/api/models")
+                    passed = await fair.post("/api/runs", json={"model": "crowd", "text": "cat"})
+            finally:
+                release.set()
+            return shown, passed, [answer.status_code for answer in await asyncio.gather(*going)]
+
+    shown, passed, statuses = asyncio.run(ask())
+    assert shown.status_code == passed.status_code == 200
+    assert set(statuses) == {200, 503} and 20 <= statuses.count(503) < 35
+    assert not page.bodies.held
+
+
+def test_a_text_for_many_tokenizers_is_bounded(gpt):
+    body = {"text": "a " * 100_000, "tokenizers": ["gpt"] * 12}
+    answer = gpt.post("/api/tokenize", json=body)
+    assert answer.status_code == 400 and "87,381 characters" in answer.json()["error"]
+    assert gpt.post("/api/tokenize", json={**body, "tokenizers": ["gpt"]}).status_code == 200

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from glassformer.serve import app, completions, inspecting, searching, served_models
+from glassformer.serve import app, chat, completions, inspecting, searching, served_models
+from glassformer.serve.asgi import replies
 from glassformer.serve.engine import looks
 from glassformer.serve.prometheus import Metrics
 from glassformer.tasks.predictions import Filling
@@ -45,8 +46,9 @@ def client(chat_model, other_models):
         served_models.EngineLimits(),
         dtype="float32",
     )
-    outer, _ = app.application(models, "0", hosts=None)
+    outer, api = app.application(models, "0", hosts=None)
     with TestClient(outer, raise_server_exceptions=True) as item:
+        item.api = api
         yield item
     models.close()
 
@@ -154,6 +156,7 @@ def test_a_body_cannot_forge_a_line(client, monkeypatch, capsys):
         (inspecting, "with_inspection", "/v1/inspect", {}),
         (looks, "must_match", "/v1/completions", {"inspect": ["*.resid"]}),
         (Filling, "update", "/v1/fill", {"order": "left"}),
+        (chat.Message, "to_template", "/v1/chat/completions", {}),
     ],
 )
 def test_what_takes_long_keeps_no_other_request_waiting(
@@ -218,3 +221,50 @@ def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
         "/v1/completions", json=COMPUTED["/v1/completions"], headers={"x-forwarded-for": "9.9.9.9"}
     )
     assert clients[-1] == "testclient"
+
+
+def test_logits_of_few_rows_are_held_at_once(client, monkeypatch):
+    """The rows that fill several blanks wait for their turn before their logits are computed."""
+    sizes, submit = list[int](), served_models.submit
+
+    def submitted(engine, requests):
+        sizes.append(len(requests))
+        return submit(engine, requests)
+
+    monkeypatch.setattr(served_models, "submit", submitted)
+    body = {"model": "labels", "input": "a ___ b ___", "top": 20, "order": "sure"}
+    expected = client.post("/v1/fill", json=body).json()
+    assert max(sizes) == 20
+    sizes.clear()
+    monkeypatch.setattr(searching, "FILL_LOGITS_AT_ONCE", 3 * 2 * 300)
+    assert client.post("/v1/fill", json=body).json() == expected
+    assert max(sizes) == 3 and sum(sizes) == 21
+
+
+def test_answers_have_a_bound_in_bytes(client, monkeypatch):
+    """The log-probabilities of prompts, of one request and of all together; all is given back."""
+    body = {"prompt": ["O Romeo"] * 4, "max_tokens": 0, "echo": True, "logprobs": 4}
+    assert client.post("/v1/completions", json=body).status_code == 200
+    with monkeypatch.context() as patch:
+        patch.setattr(completions, "MOST_SCORES", 20)
+        answer = client.post("/v1/completions", json=body)
+        assert answer.status_code == 400 and "log-probabilities" in answer.text
+        one = {**body, "prompt": [[5, 6]], "logprobs": 9}
+        assert client.post("/v1/completions", json=one).status_code == 200
+    budget = client.api.answers
+    monkeypatch.setattr(budget, "most", 1000)
+    for path, fields in (
+        ("/v1/completions", body),
+        ("/v1/embeddings", COMPUTED["/v1/embeddings"] | {"input": ["a"] * 9}),
+    ):
+        answer = client.post(path, json=fields)
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+    assert not budget.held
+
+
+def test_the_description_is_written_once(client, monkeypatch):
+    """It has 140 KB, and writing it keeps the event loop."""
+    first = client.get("/openapi.json")
+    monkeypatch.setattr(replies, "to_json", failing(AssertionError("written again")))
+    assert client.get("/openapi.json").content == first.content
+    assert first.json()["openapi"] == "3.1.0"

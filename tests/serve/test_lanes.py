@@ -179,3 +179,29 @@ def test_half_sent_bodies_have_a_bound(server):
         time.sleep(0.05)
     body = {"prompt": [5] * 1_500_000}
     assert server.post(TEXT, body).status_code == 400, "the bytes were given back"
+
+
+def test_of_one_client_the_oldest_request_comes_first():
+    """Otherwise a client's hundred requests are all half answered, and their parts in memory."""
+    order, release = [], threading.Event()
+
+    def work(name):
+        release.wait(20)
+        order.append(name)
+
+    async def request(lane, age):
+        for part in "abc":
+            await lane.run("client", work, f"{age}{part}", age=age)
+
+    async def run():
+        lane = Lane(1)
+        tasks = [asyncio.create_task(request(lane, age)) for age in range(4)]
+        await _until(lambda: len(lane.waiting) == 3)
+        release.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    ended = [order.index(f"{age}c") for age in range(4)]
+    begun = [order.index(f"{age}a") for age in range(4)]
+    assert ended == sorted(ended)
+    assert begun[2] > ended[0] and begun[3] > ended[1], "two requests are under way at most"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import re
@@ -24,6 +25,10 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+
+from glassformer.serve import server as serving
+from glassformer.serve.served_models import Registry
 
 from .conftest import Server, events, started
 from .test_bad_input import refused
@@ -556,3 +561,17 @@ def test_whole_headers_stop_their_clock(monkeypatch):
     assert not clock.cancelled and protocol.headers_clock is clock
     protocol.data_received(b"Host: a\r\n\r\n")
     assert clock.cancelled and protocol.headers_clock is None
+
+
+def test_the_collector_walks_no_module_while_it_serves(monkeypatch):
+    """A collection after a body of many lists took half a second with all modules, and nobody was
+    answered meanwhile."""
+    frozen = list[int]()
+    monkeypatch.setattr(
+        uvicorn.Server, "run", lambda self, sockets: frozen.append(gc.get_freeze_count())
+    )
+    try:
+        serving.run(Registry([]), "0", socket.socket(), "127.0.0.1", None, 0)
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 50_000

@@ -274,3 +274,15 @@ def test_blanks_are_filled_alike_from_rows_at_once_or_in_batches(order):
         return filling.results
 
     assert filled(1) == filled(5) == filled(100)
+
+
+def test_few_rows_are_filled_at_once():
+    """A long text has as many rows as ``top``, and logits of all of them do not fit in memory."""
+    tokenizer = served.tokenizer("wordpiece")
+    model = build_model(served.worded(tiny.ALL["bert"]), seed=3).eval()
+    rows = list[int]()
+    model.register_forward_pre_hook(lambda _, args: rows.append(args[0].numel()))
+    text = "the ___ sat ___ the mat and the dog sat on the log ; a cat"
+    result = fill(model, tokenizer, text, top=200, order="left")
+    assert len(rows) > 2 and max(rows) <= predictions.AT_ONCE
+    assert [len(fills) for fills in result] == [200]

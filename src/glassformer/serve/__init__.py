@@ -4,6 +4,7 @@ app            routes, openapi.json             schemas     request bodies and t
 completions    texts continued                 chat        conversations
 grammars       answers held to a schema
 prometheus     counters and histograms
+fair_queue     clients in turns               lanes       threads and bytes that they share
 served_models  models with their engines; texts as ids, off the event loop; a request to a model
 inspecting     a look inside                   encoding    vectors, ranks, labels
 searching      blanks, translations            server      connections, signals, the process

@@ -19,8 +19,8 @@ from ..core.errors import UserError
 from ..core.files import JsonObject
 from . import encoding, searching
 from .asgi.body_errors import field_error
-from .asgi.limits import LONGEST_NAME, MOST_TOKENS
-from .asgi.replies import HttpError, RequestMiddleware, handle_error, json_response
+from .asgi.limits import LONGEST_NAME, MOST_ANSWERS, MOST_TOKENS
+from .asgi.replies import HttpError, RequestMiddleware, encode_json, handle_error, json_response
 from .asgi.security import Guard, check_key
 from .chat import ChatAnswer, ChatRequest, Messages, chat, encode_messages
 from .completions import CompletionAnswer, complete
@@ -205,9 +205,10 @@ class Api:
         self.metrics = Metrics({id: served.engine for id, served in registry.entries.items()})
         self.lanes = Lanes()
         self.bodies = ByteBudget()
+        self.answers = ByteBudget(MOST_ANSWERS)
         self.release = version
         self.ending = False  # the server answers what is under way, and ``health`` says 503
-        self.description = openapi(version, self.gets())
+        self.description = encode_json(openapi(version, self.gets()))
 
     async def models(self, request: Request) -> ModelList:
         """Served models."""
@@ -253,9 +254,9 @@ class Api:
         text = await self.lanes.run(request, 0, self.metrics.text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def openapi(self, request: Request) -> JsonObject:
+    async def openapi(self, request: Request) -> Response:
         """Description of every path, field and bound."""
-        return self.description
+        return json_response(self.description)
 
     def gets(self) -> dict[str, tuple[Callable[[Request], Awaitable[Any]], Any]]:
         """Paths that are read, with the type of their answers."""
@@ -284,7 +285,7 @@ class Api:
         ]
 
     def _computed(self, post: Post) -> Callable[[Request], Awaitable[Response]]:
-        services = (self.registry, self.metrics, self.lanes, self.bodies)
+        services = (self.registry, self.metrics, self.lanes, self.bodies, self.answers)
         return endpoint(post.handler, post.body, *services)
 
 

@@ -234,8 +234,7 @@ async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
     served = context.served
     context.require("completions", "chat")
     tools = body.callable_tools
-    offered = [tool.model_dump(exclude_none=True) for tool in body.tools] if tools else None
-    prompt = await encode_messages(context, body.messages, offered)
+    prompt = await encode_messages(context, body.messages, body.tools if tools else ())
     max_new = body.max_completion_tokens or body.max_tokens
     served.check_context(prompt, 1 if max_new is None else max_new, "messages")
     if tools:
@@ -251,7 +250,9 @@ async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
         forced = body.tool_choice != "auto"
         several = body.parallel_tool_calls and not isinstance(body.tool_choice, ToolChoice)
         thoughts = thinking(context, prompt)
-        source = grammar(form, schemas, forced, several, thoughts, served.tokenizer)
+        source = await context.run(
+            context.size, grammar, form, schemas, forced, several, thoughts, served.tokenizer
+        )
         body = body.model_copy(update={"guided_grammar": source})
     top = (body.top_logprobs or 0) if body.logprobs else None
     request = await engine_request(context, body, prompt, max_new, top)
@@ -268,7 +269,7 @@ def thinking(context: Context, prompt: Sequence[int]) -> str | None:
 
 
 async def encode_messages(
-    context: Context, messages: Sequence[Message], tools: Sequence[JsonObject] | None = None
+    context: Context, messages: Sequence[Message], tools: Sequence[Tool] = ()
 ) -> list[int]:
     """Renders messages with the chat template and returns their token ids."""
     served = context.served
@@ -279,10 +280,16 @@ async def encode_messages(
     )
     refuse(template is None, message, "model")
     assert template is not None
-    rendered = [message.to_template() for message in messages]
-    texts = [json.dumps(message, ensure_ascii=False) for message in [*rendered, *(tools or ())]]
-    served.check_lengths(texts, "messages")
-    return await context.run(sum(map(len, texts)), template.tokens, rendered, True, tools)
+    encode = template.tokens
+
+    def render() -> list[int]:
+        rendered = [message.to_template() for message in messages]
+        offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
+        parts = [*rendered, *(offered or ())]
+        served.check_lengths([json.dumps(part, ensure_ascii=False) for part in parts], "messages")
+        return encode(rendered, True, offered)
+
+    return await context.run(context.size, render)
 
 
 class ChatChoiceWriter(Choice):

@@ -28,7 +28,7 @@ from ..core.generation.decode_loop import Likely
 from ..core.generation.sample import Sampling
 from ..core.tokenizer import Tokenizer
 from . import grammars
-from .asgi.limits import MOST_CONTINUATIONS
+from .asgi.limits import MOST_CONTINUATIONS, MOST_SCORES, SCORE_BYTES
 from .asgi.replies import EventStream, format_event, refuse, to_json
 from .engine import Event, Request, RequestHandle, Usage
 from .inspecting import Inspection, Inspector, with_inspection
@@ -121,6 +121,14 @@ async def complete(context: Context, body: CompletionRequest) -> JsonObject | Ev
     prompt_logprobs = body.logprobs if body.echo else None
     if body.max_tokens == 0:
         prompt_logprobs = prompt_logprobs or 0
+    if prompt_logprobs is not None:
+        scores = sum(map(len, prompts)) * (1 + prompt_logprobs)
+        message = (
+            f"The prompts' tokens with their likeliest have {scores:,} log-probabilities, and a "
+            f"request may ask for {MOST_SCORES:,}; send several requests, or a smaller logprobs."
+        )
+        refuse(scores > MOST_SCORES, message, "logprobs")
+        context.hold(scores * SCORE_BYTES)
     request = replace(request, prompt_logprobs=prompt_logprobs)
     requests = [replace(request, tokens=prompt) for prompt in prompts]
     return await answer(context, body, CompletionChoiceWriter, requests)

@@ -23,6 +23,7 @@ from .engine.sequence import Encoded
 from .schemas import JsonInt, ModelRequest, TextOrTexts, Texts, Words, example
 from .served_models import Context, ServedModel, check_ids
 
+FLOAT_BYTES = 64  # of a number in a tensor, in a list and in JSON
 Text = str | list[int] | tuple[str, str]
 Rows = list[tuple[list[int], list[int]]]  # ids and segments
 
@@ -198,6 +199,7 @@ async def embed(context: Context, body: EmbeddingRequest) -> Any:
     message = f"dimensions is {size}; the model's vectors have {width}."
     refuse(size > width, message, "dimensions")
     vectors, usage = await _vectors(context, body.input)
+    context.hold(vectors.numel() * FLOAT_BYTES)
     if body.dimensions is not None:
         vectors = F.normalize(vectors[:, :size], dim=-1)
     encode = _base64 if body.encoding_format == "base64" else Tensor.tolist

@@ -1,5 +1,5 @@
-"""What clients share beside the engine, in fair parts: threads for the server's work, and the bytes of bodies
-that it holds.
+"""What clients share beside the engine, in fair parts: threads for the work of the API and of the page,
+and the bytes of bodies and answers that are held.
 
     small lane   bodies, texts and answers of some kilobytes; never behind heavy work
     heavy lane   large ones, forms that are compiled, edits, inspections
@@ -10,7 +10,9 @@ A client is an API key, or an address where no key is needed.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import itertools
+from bisect import insort
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ from starlette.requests import Request
 
 from .asgi.limits import MOST_BODIES, SMALL_WORK
 from .asgi.replies import HttpError, disconnected, until_disconnect
-from .engine.scheduler import FairQueue
+from .fair_queue import FairQueue
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -43,7 +45,16 @@ class Turn:
     client: str
     work: Callable[[], Any]
     answer: asyncio.Future[Any]
+    age: int = 0  # the number of its request
     started: bool = False
+
+
+class TurnQueue(FairQueue[Turn]):
+    """A queue where of one client the oldest request comes first, so that few are half answered and
+    in memory."""
+
+    def add(self, item: Turn, first: bool = False) -> None:
+        insort(self._queues.setdefault(item.client, deque()), item, key=lambda turn: turn.age)
 
 
 class Lane:
@@ -56,13 +67,14 @@ class Lane:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.running = Counter[str]()
-        self.waiting = FairQueue[Turn]()
+        self.waiting = TurnQueue()
         self._pool = ThreadPoolExecutor(threads, "glassformer-lane")
 
-    async def run(self, client: str, work: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Runs ``work`` in a thread. Work that is cancelled while it waits never starts."""
+    async def run(self, client: str, work: Callable[[*Ts], T], *args: *Ts, age: int = 0) -> T:
+        """Runs ``work`` of a request of that ``age`` in a thread. Work that is cancelled while it
+        waits never starts."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        turn = Turn(client, lambda: work(*args), answer)
+        turn = Turn(client, lambda: work(*args), answer, age)
         self.waiting.add(turn)
         self._start()
         try:
@@ -99,15 +111,19 @@ class Lane:
 class Lanes:
     """The two lanes of a server."""
 
-    def __init__(self) -> None:
+    def __init__(self, heavy_threads: int = HEAVY_THREADS) -> None:
         self.small = Lane(SMALL_THREADS)
-        self.heavy = Lane(HEAVY_THREADS)
+        self.heavy = Lane(heavy_threads)
+        self._ages = itertools.count()
 
     async def run(self, http: Request, size: float, work: Callable[[*Ts], T], *args: *Ts) -> T:
         """Runs a request's ``work`` on so many bytes, characters or numbers. Raises
         ClientDisconnected; the body must have been read before."""
         lane = self.heavy if size > SMALL_WORK else self.small
-        return await until_disconnect(disconnected(http), lane.run(client_of(http), work, *args))
+        if not hasattr(http.state, "age"):
+            http.state.age = next(self._ages)
+        running = lane.run(client_of(http), work, *args, age=http.state.age)
+        return await until_disconnect(disconnected(http), running)
 
 
 class ByteBudget:
@@ -123,8 +139,8 @@ class ByteBudget:
 
     @contextmanager
     def account(self, client: str) -> Iterator[Callable[[int], None]]:
-        """Yields what holds so many bytes more or raises HttpError 503; all are given back at the
-        end."""
+        """Yields what holds so many bytes more or raises HttpError 503, or gives some back; all are
+        given back at the end."""
         size = 0
 
         def hold(count: int) -> None:
@@ -132,7 +148,7 @@ class ByteBudget:
             after = self.held[client] + count
             share = self.most // len(self.held.keys() | {client})
             if self.held.total() + count > self.most and after > share:
-                message = "The server holds as many bytes of requests as it may; send this later."
+                message = "The server holds as many bytes of requests and answers as it may; send this later."
                 raise HttpError(503, message, headers={"retry-after": "1"})
             self.held[client] = after
             size += count

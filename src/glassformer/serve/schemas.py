@@ -6,6 +6,7 @@ Fields are read strictly: true is no number, nor is "1".
 from __future__ import annotations
 
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -19,6 +20,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from .asgi.body_errors import field_error, is_ids
 from .asgi.limits import (
@@ -84,6 +86,11 @@ SYNONYMS = {
 """Other servers' names of what a field here does."""
 
 
+@cache
+def _by_alias(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
 class RequestBody(BaseModel):
     """Base of request bodies: null means the default, and an unknown field that could change the
     answer is rejected."""
@@ -95,7 +102,7 @@ class RequestBody(BaseModel):
     def _sent_fields(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        fields = _by_alias(cls)
         for name, setting in value.items():
             neutral = setting in (None, NEUTRAL_VALUES.get(name))
             if not neutral and name not in fields and name not in IGNORED_FIELDS.split():

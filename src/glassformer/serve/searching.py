@@ -13,7 +13,7 @@ from ..core.generation.beam import check_beams
 from ..core.generation.prompt import first_tokens
 from ..tasks.predictions import Filling
 from ..tasks.translation import source_ids
-from .asgi.limits import MOST_FILL_LOGITS, MOST_FILL_TEXT
+from .asgi.limits import FILL_LOGITS_AT_ONCE, MOST_FILL_LOGITS, MOST_FILL_TEXT
 from .asgi.replies import refuse
 from .encoding import ListAnswer, list_answer
 from .engine import Encode, Request
@@ -103,10 +103,16 @@ async def fill(context: Context, body: FillRequest) -> Any:
     filling = await context.run(len(body.input), Filling, *fields)
     check_filling(filling, served.config.embed.vocab)
     segments = filling.segments if served.config.embed.segments > 1 else None
-    while rows := filling.rows[: context.batch_size]:
+    numbers = len(filling.blanks) * served.config.embed.vocab  # of a row's logits
+    batch_size = min(context.batch_size, max(1, FILL_LOGITS_AT_ONCE // numbers))
+    while rows := filling.rows[:batch_size]:
         requests = [Encode(row, segments, "logits", filling.blanks, context.client) for row in rows]
+        size = 4 * numbers * len(rows)
+        context.hold(size)
         outputs = await context.outputs(requests)
         await context.run_heavy(lambda rows: filling.update(torch.stack(rows)), outputs)
+        del outputs
+        context.hold(-size)
     candidates: Any = [[candidate.to_dict() for candidate in blank] for blank in filling.results]
     return list_answer(context, candidates)
 

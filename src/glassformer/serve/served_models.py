@@ -247,6 +247,8 @@ class Context:
     served: ServedModel
     metrics: Metrics
     lanes: Lanes
+    size: int  # bytes of the body
+    hold: Callable[[int], None]  # counts bytes of the answer, or gives them back. HttpError 503
 
     @property
     def client(self) -> str:
@@ -405,6 +407,7 @@ def endpoint(
     metrics: Metrics,
     lanes: Lanes,
     bodies: ByteBudget,
+    answers: ByteBudget,
 ) -> Callable[[HttpRequest], Awaitable[Response]]:
     """Starlette endpoint of what is computed from a JSON body.
 
@@ -413,11 +416,14 @@ def endpoint(
     """
 
     async def answer(request: HttpRequest) -> Response:
-        with bodies.account(client_of(request)) as hold:
+        client = client_of(request)
+        with bodies.account(client) as hold, answers.account(client) as hold_answer:
             content = await read_body(request, hold)
-            fields = await lanes.run(request, len(content), parse_body, body, content)
+            size = len(content)
+            fields = await lanes.run(request, size, parse_body, body, content)
             del content
-            context = Context(request, registry[fields.model], metrics, lanes)
+            served = registry[fields.model]
+            context = Context(request, served, metrics, lanes, size, hold_answer)
             value = await handler(context, fields)
             if isinstance(value, Response):
                 return value

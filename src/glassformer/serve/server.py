@@ -4,6 +4,7 @@ closed at shutdown."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -237,6 +238,9 @@ def run(
     )
 
     server = Server(settings, api)
+    # a collection after a large body would walk every module, and all requests would wait for it
+    gc.collect()
+    gc.freeze()
     try:
         server.run(sockets=[bound])
     finally:

@@ -395,7 +395,8 @@ def fill(
         )
     filling = Filling(tokenizer, text, int(min(model.config.context, model.limit)), top, order)
     while filling.rows:
-        filling.update(_logits(model, filling))
+        rows = filling.rows[: max(1, AT_ONCE // len(filling.segments))]
+        filling.update(_logits(model, filling, rows))
     return filling.results
 
 
@@ -497,9 +498,9 @@ class Filling:
         return Filled(list(chosen.values()), list(words.values()), math.exp(logprob), text)
 
 
-def _logits(model: Model, filling: Filling) -> Tensor:
-    """Logits of the rows at the blanks (B, P, V)."""
-    rows, device = filling.rows, next(model.parameters()).device
+def _logits(model: Model, filling: Filling, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Logits of rows at the blanks (B, P, V)."""
+    device = next(model.parameters()).device
     extras = {}
     if model.config.embed.segments > 1:
         extras["segments"] = torch.tensor([filling.segments] * len(rows), device=device)

@@ -179,8 +179,12 @@ def likeliest(logits: Tensor, vocab_size: int | None, count: int) -> list[list[t
     """The ``count`` likeliest of the first ``vocab_size`` ids a row, with log-probabilities."""
     best = logits.float().log_softmax(-1)[:, :vocab_size]
     count = min(count, best.shape[-1])
-    top = greatest(best, best.topk(count).values[:, -1:], torch.tensor(count, device=best.device))
-    ids = top.nonzero()[:, 1].view(len(best), count)
+    values, ids = best.topk(min(count + 1, best.shape[-1]))
+    last = values[:, count - 1 : count]
+    if (last == values[:, count:]).any():  # topk may have taken any of the equal ones
+        top = greatest(best, last, torch.tensor(count, device=best.device))
+        ids = top.nonzero()[:, 1].view(len(best), count)
+    ids = ids[:, :count].sort(-1).values  # of equal ones the first comes first
     values, order = best.gather(-1, ids).sort(stable=True, dim=-1, descending=True)
     ids = ids.gather(-1, order)
     pairs = zip(ids.tolist(), values.tolist(), strict=True)

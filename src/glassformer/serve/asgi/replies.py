@@ -21,11 +21,9 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from anyio import to_thread
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -288,18 +286,6 @@ async def until_disconnect(leaving: Awaitable[None], work: Awaitable[T]) -> T:
 def check_connected(gone: threading.Event) -> None:
     if gone.is_set():
         raise ClientDisconnected
-
-
-async def run_in_thread(request: Request, task: Callable[[CancelCheck], T]) -> T:
-    """Runs ``task(check)`` in a thread; ``check`` raises ClientDisconnected when the client
-    disconnects."""
-    gone = threading.Event()
-    work = partial(task, partial(check_connected, gone))
-    try:
-        running = to_thread.run_sync(work, abandon_on_cancel=True)
-        return await until_disconnect(disconnected(request), running)
-    finally:
-        gone.set()
 
 
 # ------------------------------------------------------------------------------ server-sent events

@@ -157,7 +157,7 @@ class Guard:
         """Raises HttpError for a request that may not be answered."""
         headers = request.headers
         if self.passwords is not None:
-            check_key(headers, self.passwords, "Basic")
+            request.state.client = f"key {check_key(headers, self.passwords, 'Basic')}"
         for name in SINGLE_HEADERS:
             if len(headers.getlist(name)) > 1:
                 raise HttpError(403, f"There are two headers {name}; send one.")

@@ -14,11 +14,9 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from anyio import to_thread
 
 from ...core import files
 from ...core.config.run import PAUSE, PAUSED, STOP
@@ -242,13 +240,15 @@ class Trainings:
             "trainings": trainings,
         }
 
-    async def stream(self, cursors: dict[str, int]) -> AsyncGenerator[bytes]:
+    async def stream(
+        self, cursors: dict[str, int], run: Callable[..., Awaitable[JsonObject]] = asyncio.to_thread
+    ) -> AsyncGenerator[bytes]:
         """Server-sent events: ``train`` when a log has grown; the event id is the cursor to resume
-        from."""
+        from. ``run`` reads the logs in a thread."""
         last_sent = time.monotonic()
         yield b"retry: 1000\n\n"
         while True:
-            update = await to_thread.run_sync(self.updates, cursors)
+            update = await run(self.updates, cursors)
             if update["trainings"]:
                 cursors = self.cursors(list(cursors), update["cursor"])
                 last_sent = time.monotonic()

@@ -13,6 +13,7 @@ from ...scale import cost
 from ...sight import labels
 from ..asgi.replies import CancelCheck, HttpError, not_found
 from .fields import (
+    MAX_TEXT,
     BeamFields,
     CompareFields,
     GenerateFields,
@@ -179,6 +180,12 @@ class Tokenizers:
 
     def compare(self, fields: CompareFields, check: CancelCheck) -> list[JsonObject]:
         """Tokens of each tokenizer, or the error."""
+        size = len(fields.text) * len(fields.tokenizers)
+        message = (
+            f"{len(fields.tokenizers)} tokenizers of {len(fields.text):,} characters are too much at "
+            f"once; give {MAX_TEXT // len(fields.tokenizers):,} characters, or fewer tokenizers."
+        )
+        need(size <= MAX_TEXT, message)
         return [self._compare_tokenizer(name, fields.text) for name in fields.tokenizers]
 
     def _compare_tokenizer(self, name: str, text: str) -> JsonObject:

@@ -1,17 +1,17 @@
 """Routes of the page: each is a function of the request's fields, run in a thread that ends when the
-browser disconnects."""
+browser disconnects. Clients take turns at the threads, as those of the API do."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,9 +30,9 @@ from ..asgi.replies import (
     json_response,
     not_found,
     read_body,
-    run_in_thread,
 )
 from ..asgi.security import Guard
+from ..lanes import ByteBudget, Lanes, client_of
 from . import generation, measures, tensor_replies
 from .events import Trainings
 from .fields import (
@@ -59,7 +59,9 @@ from .fields import (
 from .models import Models
 from .runs import CachedTrace, TraceCache
 
+T = TypeVar("T")
 EXAMPLE = "example.trace"  # benchmarks/example.py
+PASSES = 4  # threads for passes, of which one client has three at most
 IMMUTABLE = "private, max-age=31536000, immutable"
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -87,52 +89,6 @@ def content_response(content: bytes, kind: str, cache: str = "no-cache") -> Resp
     return Response(content, 200, {"etag": tag, "cache-control": cache, "content-type": kind})
 
 
-async def read_fields(request: Request, model: type[F]) -> F:
-    """Fields of a POST's JSON body, else of the query. Raises HttpError."""
-    if request.method != "POST":
-        return read(model, request.query_params)
-    content = await read_body(request)
-    return await to_thread.run_sync(lambda: read(model, from_json(content)))
-
-
-def endpoint(
-    task: Callable[..., Any], model: type[PageFields] = PageFields
-) -> Callable[[Request], Awaitable[Response]]:
-    """Starlette endpoint of ``task(fields, check, **path_params)``; what is no Response is answered
-    as JSON."""
-
-    async def answer(request: Request) -> Response:
-        fields = await read_fields(request, model)
-
-        def run(check: CancelCheck) -> Response:
-            result = task(fields, check, **request.path_params)
-            return result if isinstance(result, Response) else json_response(result)
-
-        response = await run_in_thread(request, run)
-        tag = response.headers.get("etag")
-        if tag is not None and request.headers.get("if-none-match") == tag:
-            headers = {name: response.headers[name] for name in ("etag", "cache-control")}
-            return Response(None, 304, headers)
-        return response
-
-    return answer
-
-
-async def stream_steps(
-    first: Any, steps: Iterator[Any], gone: threading.Event
-) -> AsyncGenerator[bytes]:
-    """Server-sent events of a generator's (name, data), computed in threads until the reader
-    disconnects."""
-    step = first
-    try:
-        while step is not None:
-            name, data = step
-            yield format_event(data, None if name == "token" else name)
-            step = await to_thread.run_sync(next, steps, None)
-    finally:
-        gone.set()
-
-
 class Page:
     """Endpoints of the page, with its models, runs, tokenizers, trainings and static files."""
 
@@ -143,11 +99,66 @@ class Page:
         self.runs = TraceCache(models)
         self.tokenizers = generation.Tokenizers(models)
         self.trainings = trainings or Trainings(None, models)
+        self.lanes = Lanes(PASSES)
+        self.bodies = ByteBudget()
         folder = static or Path(str(resources.files("glassformer"))) / "static"
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         # a name that is not here is never opened
         self.static = {path.name: path for path in paths if path.suffix in TYPES}
         self.example_loaded = threading.Event()  # a browser has what it needs to show the example
+
+    async def read_fields(self, request: Request, model: type[F], hold: Callable[[int], None]) -> F:
+        """Fields of a POST's JSON body, else of the query. Raises HttpError."""
+        if request.method != "POST":
+            return read(model, request.query_params)
+        content = await read_body(request, hold)
+        return await self.lanes.run(request, len(content), lambda: read(model, from_json(content)))
+
+    async def run(self, request: Request, size: float, task: Callable[[CancelCheck], T]) -> T:
+        """Runs ``task(check)`` in a thread, in turns between clients; ``check`` raises
+        ClientDisconnected when the client disconnects."""
+        gone = threading.Event()
+        try:
+            return await self.lanes.run(request, size, task, partial(check_connected, gone))
+        finally:
+            gone.set()
+
+    def endpoint(
+        self, size: float, task: Callable[..., Any], model: type[PageFields] = PageFields
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Starlette endpoint of ``task(fields, check, **path_params)``, work of that ``size``; what is
+        no Response is answered as JSON."""
+
+        async def answer(request: Request) -> Response:
+            with self.bodies.account(client_of(request)) as hold:
+                fields = await self.read_fields(request, model, hold)
+
+                def run(check: CancelCheck) -> Response:
+                    result = task(fields, check, **request.path_params)
+                    return result if isinstance(result, Response) else json_response(result)
+
+                response = await self.run(request, size, run)
+            tag = response.headers.get("etag")
+            if tag is not None and request.headers.get("if-none-match") == tag:
+                headers = {name: response.headers[name] for name in ("etag", "cache-control")}
+                return Response(None, 304, headers)
+            return response
+
+        return answer
+
+    async def stream_steps(
+        self, request: Request, first: Any, steps: Iterator[Any], gone: threading.Event
+    ) -> AsyncGenerator[bytes]:
+        """Server-sent events of a generator's (name, data), computed in threads until the reader
+        disconnects."""
+        step = first
+        try:
+            while step is not None:
+                name, data = step
+                yield format_event(data, None if name == "token" else name)
+                step = await self.lanes.run(request, math.inf, next, steps, None)
+        finally:
+            gone.set()
 
     def file(self, fields: PageFields, check: CancelCheck, name: str = "index.html") -> Response:
         """Static file of the build, by name."""
@@ -259,12 +270,17 @@ class Page:
 
     async def generate(self, request: Request) -> Response:
         """Token-by-token generation as server-sent events."""
-        fields = await read_fields(request, GenerateFields)
+        with self.bodies.account(client_of(request)) as hold:
+            fields = await self.read_fields(request, GenerateFields, hold)
         gone = threading.Event()
         steps = generation.generate(self.models, fields, partial(check_connected, gone))
         # what is wrong is said before the stream begins
-        first = await run_in_thread(request, lambda check: next(steps))
-        return EventStream(stream_steps(first, steps, gone))
+        try:
+            first = await self.lanes.run(request, math.inf, next, steps)
+        except BaseException:
+            gone.set()
+            raise
+        return EventStream(self.stream_steps(request, first, steps, gone))
 
     def probe(self, fields: ProbeFields, check: CancelCheck, name: str) -> JsonObject:
         """One text through the latest checkpoints of a training."""
@@ -279,8 +295,8 @@ class Page:
         since = request.headers.get("last-event-id", query.get("since", ""))
         cursors = self.trainings.cursors(names, since)
         if query.get("poll"):
-            return json_response(await to_thread.run_sync(self.trainings.updates, cursors))
-        return EventStream(self.trainings.stream(cursors))
+            return json_response(await self.lanes.run(request, 0, self.trainings.updates, cursors))
+        return EventStream(self.trainings.stream(cursors, partial(self.lanes.run, request, 0)))
 
     def routes(self) -> list[Route]:
         """Route table of the page."""
@@ -290,42 +306,45 @@ class Page:
         tokenizers = self.tokenizers
         trainings = self.trainings
         get: dict[str, tuple[Any, ...]] = {
-            "/": (self.file,),
-            "/api/models": (lambda fields, check: models.cards(),),
-            "/api/heads/{name:path}": (partial(measures.heads, models),),
-            run: (lambda fields, check, run: self.runs[run].answer,),
-            f"{run}/check": (lambda fields, check, run: self.runs[run].measure_error(check),),
-            f"{run}/t": (partial(self.tensors, tensor_replies.values), TensorFields),
-            f"{run}/thumbs": (partial(self.tensors, tensor_replies.thumbnails), ThumbnailFields),
-            f"{run}/logits": (partial(self.tensors, tensor_replies.logits), PositionFields),
-            f"{run}/cell": (self.cell, CellFields),
-            f"{run}/attribution": (self.attribution, AttributionFields),
-            f"{run}/experts": (self.experts,),
-            f"{run}/export.{{kind}}": (self.export,),
-            "/api/tokenizers": (tokenizers.listing,),
-            "/api/vocab/{name:path}": (self.vocabulary,),
-            "/api/train": (trainings.listing,),
-            f"{train}/series": (trainings.series, SeriesFields),
-            f"{train}/samples": (trainings.samples,),
-            f"{train}/routing": (trainings.routing,),
-            f"{train}/probe": (self.probe, ProbeFields),
-            "/{name}": (self.file,),
+            "/": (0, self.file),
+            "/api/models": (0, lambda fields, check: models.cards()),
+            "/api/heads/{name:path}": (math.inf, partial(measures.heads, models)),
+            run: (0, lambda fields, check, run: self.runs[run].answer),
+            f"{run}/check": (
+                math.inf,
+                lambda fields, check, run: self.runs[run].measure_error(check),
+            ),
+            f"{run}/t": (0, partial(self.tensors, tensor_replies.values), TensorFields),
+            f"{run}/thumbs": (0, partial(self.tensors, tensor_replies.thumbnails), ThumbnailFields),
+            f"{run}/logits": (0, partial(self.tensors, tensor_replies.logits), PositionFields),
+            f"{run}/cell": (0, self.cell, CellFields),
+            f"{run}/attribution": (math.inf, self.attribution, AttributionFields),
+            f"{run}/experts": (math.inf, self.experts),
+            f"{run}/export.{{kind}}": (math.inf, self.export),
+            "/api/tokenizers": (0, tokenizers.listing),
+            "/api/vocab/{name:path}": (math.inf, self.vocabulary),
+            "/api/train": (0, trainings.listing),
+            f"{train}/series": (0, trainings.series, SeriesFields),
+            f"{train}/samples": (0, trainings.samples),
+            f"{train}/routing": (0, trainings.routing),
+            f"{train}/probe": (math.inf, self.probe, ProbeFields),
+            "/{name}": (0, self.file),
         }
         post: dict[str, tuple[Any, ...]] = {
-            "/api/runs": (self.runs.make, RunFields),
-            "/api/contexts": (partial(measures.contexts, models), ContextsFields),
-            f"{run}/lens": (self.lens, LensFields),
-            "/api/beam": (partial(generation.beams, models), BeamFields),
-            "/api/tokenize": (tokenizers.compare, CompareFields),
-            "/api/tokenize/steps": (tokenizers.steps, StepsFields),
-            f"{train}/stop": (trainings.stop,),
-            f"{train}/pause": (trainings.pause, PauseFields),
+            "/api/runs": (math.inf, self.runs.make, RunFields),
+            "/api/contexts": (math.inf, partial(measures.contexts, models), ContextsFields),
+            f"{run}/lens": (math.inf, self.lens, LensFields),
+            "/api/beam": (math.inf, partial(generation.beams, models), BeamFields),
+            "/api/tokenize": (math.inf, tokenizers.compare, CompareFields),
+            "/api/tokenize/steps": (math.inf, tokenizers.steps, StepsFields),
+            f"{train}/stop": (0, trainings.stop),
+            f"{train}/pause": (0, trainings.pause, PauseFields),
         }
         return [
             Route("/api/generate", self.generate, methods=["POST"]),
             Route("/api/events", self.events),
-            *(Route(path, endpoint(*task), methods=["POST"]) for path, task in post.items()),
-            *(Route(path, endpoint(*task)) for path, task in get.items()),
+            *(Route(path, self.endpoint(*task), methods=["POST"]) for path, task in post.items()),
+            *(Route(path, self.endpoint(*task)) for path, task in get.items()),
         ]
 
 

@@ -143,7 +143,7 @@ def test_what_is_no_call_stays_text():
 
 SHOWN = (
     "{% for t in tools or [] %}T{{ t | tojson }}\n{% endfor %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content or '' }}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.arguments.items() | list | tojson }}{% endfor %}"
     "{{ m.tool_call_id or '' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )

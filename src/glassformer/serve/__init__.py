@@ -2,6 +2,7 @@
 
 app            routes, openapi.json             schemas     request bodies and their fields
 completions    texts continued                 chat        conversations
+tools          calls of tools                  responses   conversations as items
 grammars       answers held to a schema
 prometheus     counters and histograms
 served_models  models with their engines; texts as ids, off the event loop; a request to a model

@@ -27,6 +27,7 @@ from .completions import CompletionAnswer, complete
 from .inspecting import Inspection, InspectRequest, inspect
 from .lanes import ByteBudget, Lanes
 from .prometheus import Metrics
+from .responses import ResponseAnswer, ResponseRequest, respond
 from .schemas import CompletionRequest, Ids, ModelRequest
 from .served_models import Context, Registry, ServedModel, check_count, check_ids, endpoint
 
@@ -166,6 +167,7 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> DetokenizeAns
 POSTS = (
     Post(complete, CompletionRequest, CompletionAnswer, ("/v1/completions",)),
     Post(chat, ChatRequest, ChatAnswer, ("/v1/chat/completions",)),
+    Post(respond, ResponseRequest, ResponseAnswer, ("/v1/responses",)),
     Post(encoding.embed, encoding.EmbeddingRequest, encoding.EmbeddingAnswer, ("/v1/embeddings",)),
     Post(encoding.score, encoding.ScoreRequest, encoding.ScoreAnswer, ("/score", "/v1/score")),
     Post(
@@ -192,7 +194,7 @@ POSTS = (
     Post(tokenize, TokenizeRequest, TokenizeAnswer, ("/tokenize",)),
     Post(detokenize, DetokenizeRequest, DetokenizeAnswer, ("/detokenize",)),
 )
-STREAMED = (complete, chat)
+STREAMED = (complete, chat, respond)
 
 
 class Api:

@@ -33,20 +33,16 @@ from .tools import THOUGHTS, AnswerReader, call_format, grammar
 PlainName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
-class MessagePart(RequestBody):
+class TextPart(RequestBody):
     """A part of a message; only texts are read, and nothing is fetched."""
 
-    type: Name
-    text: str | None = None
+    text: str
 
-    @model_validator(mode="after")
-    def _text(self) -> Self:
-        if self.type != "text" or self.text is None:
-            raise field_error(
-                'a part of a message is {"type": "text", "text": "..."}; images, sounds and '
-                "files are not read."
-            )
-        return self
+
+class MessagePart(TextPart):
+    """A part of a message of a chat."""
+
+    type: Literal["text"]
 
 
 class CalledFunction(RequestBody):
@@ -100,9 +96,7 @@ class Message(RequestBody):
     def to_template(self) -> JsonObject:
         """The fields that templates read; the content as one text, arguments as an object."""
         content = self.content or ""
-        text = (
-            content if isinstance(content, str) else "".join(piece.text or "" for piece in content)
-        )
+        text = content if isinstance(content, str) else "".join(piece.text for piece in content)
         fields: JsonObject = {"role": self.role, "content": text}
         for name in ("name", "reasoning_content", "tool_call_id"):
             if value := getattr(self, name):
@@ -297,6 +291,7 @@ class ChatChoiceWriter(Choice):
         super().__init__(*args)
         self.top = self.body.top_logprobs or 0
         self.reader: AnswerReader | None = None
+        self.deltas = list[JsonObject]()  # that no chunk reports yet
         template = self.context.served.template
         has_tools = bool(self.body.callable_tools)
         thoughts = thinking(self.context, self.handle.request.tokens)
@@ -313,6 +308,9 @@ class ChatChoiceWriter(Choice):
             name = self.tokenizer.token(event.token)
             if self.tokenizer.hides(event.token) and name in self.marks:
                 text = name + text
+            self.reasoning_tokens += self.reader.field == "reasoning_content"
+        if self.reader is not None:
+            self.deltas += self.reader.read(text, is_last=finish is not None)
         return text, tokens, finish
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
@@ -337,7 +335,7 @@ class ChatChoiceWriter(Choice):
         message: JsonObject = {"role": "assistant", "content": text, "refusal": None}
         if self.reader is not None:
             message["content"] = ""
-            for delta in self.reader.read(text, is_last=True):
+            for delta in self.deltas:
                 for name, piece in delta.items():
                     message[name] = message[name] + piece if name in message else piece
             for call in message.get("tool_calls", ()):
@@ -363,7 +361,7 @@ class ChatChoiceWriter(Choice):
         self.is_open = True
         pieces: list[JsonObject] = [{"content": text}] if text else []
         if self.reader is not None:
-            pieces = self.reader.read(text, is_last=finish is not None)
+            pieces, self.deltas = self.deltas, []
         if self.body.logprobs and tokens:
             first, *pieces = pieces or [{"content": ""}]
             deltas.append(self._delta(first, logprobs=self._logprobs(tokens)))

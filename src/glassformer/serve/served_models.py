@@ -378,8 +378,13 @@ class Context:
 
 def parse_body(body: type[BaseModel], content: bytes | bytearray) -> Any:
     """Raises HttpError for invalid JSON and invalid fields."""
+    return validated(body, from_json(content))
+
+
+def validated(body: type[BaseModel], fields: Any) -> Any:
+    """Raises HttpError for invalid fields."""
     try:
-        return body.model_validate(from_json(content))
+        return body.model_validate(fields)
     except ValidationError as error:
         raise validation_error(error) from None
 

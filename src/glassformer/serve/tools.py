@@ -83,7 +83,9 @@ def grammar(
     special = tokenizer.specials.get(form.opening)
     mark = json.dumps(form.opening) if special is None else f"<[{special}]>"
     first = {None: "", "open": "thought ", "": '("<think>" thought)? '}[thoughts]
-    thought = "" if thoughts is None else f'thought[suffix="</think>"]: {TEXT}\nSPACE: /\\s*/\n'
+    thought = (
+        "" if thoughts is None else f'thought[suffix="</think>"]: {TEXT}\nSPACE: /\\s{{0,4}}/\n'
+    )
     # llguidance lets a space before a special token be the end
     space = "SPACE " if first and special is None else ""
     start = f"start: {first}{space}{'calls' if forced else 'mixed'}\n"

@@ -52,14 +52,15 @@ class ErrorAnswer(TypedDict):
 
 
 class ModelCard(TypedDict):
-    """One model; ``abilities`` are the paths that it answers."""
+    """One model; ``abilities`` are the paths that it answers, ``parent`` is the base of an
+    adapter."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
     abilities: list[str]
 
@@ -304,13 +305,14 @@ def read_with(
 
 def model_card(served: ServedModel) -> ModelCard:
     """Model card as in OpenAI's /v1/models, with the endpoints that the model supports."""
+    parent = None if served.base is None else served.base.id
     return {
         "id": served.id,
         "object": "model",
         "created": served.created,
         "owned_by": "glassformer",
-        "root": served.id,
-        "parent": None,
+        "root": parent or served.id,
+        "parent": parent,
         "max_model_len": served.context,
         "abilities": served.abilities,
     }

@@ -96,10 +96,8 @@ def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
             else:
                 del cached[paths]
         # models that share their weights share the copies
-        others = [
-            packed for copies in _copies.values() for packed in copies.get(exact, {}).values()
-        ]
-        by_state = {tuple(packed.state): packed for packed in others}
+        tables = [table.get(exact, {}) for table in _copies.values()]
+        by_state = {tuple(packed.state): packed for table in tables for packed in table.values()}
         for paths in groups.keys() - cached.keys():
             twin = by_state.get(tuple(groups[paths].state()))
             if twin is not None and twin.checksum == groups[paths].checksum():

@@ -162,8 +162,8 @@ class ChatRequest(GenerationRequest):
             raise field_error("top_logprobs needs logprobs: true; give both.")
         if self.tool_choice not in ("none", "auto") and not self.callable_tools:
             raise field_error("tool_choice names no tool of tools; give it there.")
-        if self.callable_tools and self.grammar is not None:
-            raise field_error("tools and a form of the answer exclude each other; give one.")
+        if self.callable_tools and self.grammar is not None and self.grammar[0] != "json":
+            raise field_error("tools and an expression or grammar exclude each other; give one.")
         return self
 
     @property
@@ -245,7 +245,14 @@ async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
         forced = body.tool_choice != "auto"
         several = body.parallel_tool_calls and not isinstance(body.tool_choice, ToolChoice)
         thoughts = thinking(context, prompt)
-        source = grammar(form, schemas, forced, several, thoughts, served.tokenizer)
+        is_object = body.grammar is not None and not form.opening
+        message = (
+            f'The chat template of "{served.id}" writes a call as a bare JSON object, so tools and a '
+            "form of the answer exclude each other; give one."
+        )
+        refuse(is_object, message, "tools")
+        answer_schema = None if body.grammar is None else body.grammar[1]
+        source = grammar(form, schemas, forced, several, thoughts, served.tokenizer, answer_schema)
         body = body.model_copy(update={"guided_grammar": source})
     top = (body.top_logprobs or 0) if body.logprobs else None
     request = await engine_request(context, body, prompt, max_new, top)
@@ -297,7 +304,8 @@ class ChatChoiceWriter(Choice):
         thoughts = thinking(self.context, self.handle.request.tokens)
         if has_tools or (thoughts is not None and self.body.grammar is None):
             form = call_format(template.source) if template and has_tools else None
-            self.reader = AnswerReader(form, thoughts is not None, thoughts == "open")
+            is_form = self.body.guided_json is not None or self.body.response_format is not None
+            self.reader = AnswerReader(form, thoughts is not None, thoughts == "open", is_form)
             self.marks = {mark for marks in self.reader.next.values() for mark in marks}
             self.is_plain = False
 

@@ -488,18 +488,18 @@ def _adapter_folders(adapters: Sequence[str], ids: Sequence[str]) -> dict[str, P
 
 
 def share_weights(model: Model, base: Model) -> tuple[int, int]:
-    """Puts a base's parameters in the place of equal ones, so that both are one in memory; the number
-    of other numbers and their bytes."""
+    """Puts a base's parameters in the place of equal ones, so that both are one in memory. Returns
+    how many numbers differ, and their bytes."""
     shared = dict(base.named_parameters())
-    others = dict[str, Tensor]()
+    changed = dict[str, Tensor]()
     for path, weight in model.named_parameters(remove_duplicate=False):
         twin = shared.get(path)
         if twin is None or twin.dtype != weight.dtype or not torch.equal(twin, weight):
-            others[path] = weight
+            changed[path] = weight
         else:
             owner, _, name = path.rpartition(".")
             setattr(model.get_submodule(owner), name, twin)
-    tensors = {id(weight): weight for weight in others.values()}.values()
+    tensors = {id(weight): weight for weight in changed.values()}.values()
     return sum(weight.numel() for weight in tensors), sum(weight.nbytes for weight in tensors)
 
 

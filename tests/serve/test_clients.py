@@ -24,7 +24,7 @@ openai = pytest.importorskip("openai", reason="needs OpenAI's client: pip instal
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0.7, "seed": 3}
 # among others, by a server of one model of this kind: not all that is made up means something
 ANSWERED = {
-    "tiny": {"/v1/completions", "/v1/chat/completions", "/v1/inspect"},
+    "tiny": {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/inspect"},
     "vectors": {"/v1/embeddings", "/v1/score", "/v1/rerank"},
     "labels": {"/v1/classify"},
     "names": {"/v1/tag"},

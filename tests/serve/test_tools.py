@@ -60,9 +60,9 @@ def written(tokenizer, source, seed, prefix=""):
     return b"".join(pieces).decode("utf-8", "replace")
 
 
-def merged(form, text, sizes, thinks=False, is_open=False):
+def merged(form, text, sizes, thinks=False, is_open=False, is_form=False):
     """The deltas of a text that comes in pieces, as one message."""
-    reader, message, at = tools.AnswerReader(form, thinks, is_open), {}, 0
+    reader, message, at = tools.AnswerReader(form, thinks, is_open, is_form), {}, 0
     while at < len(text) or not at:
         size = next(sizes)
         for delta in reader.read(text[at : at + size], at + size >= len(text)):
@@ -130,6 +130,29 @@ def test_thoughts_come_first(thoughts, prefix, tokenizer):
     assert plain == {"reasoning_content": "A < b.", "content": "Yes <thin."}
 
 
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+@pytest.mark.parametrize("answer_schema", [CLOCK, True])
+def test_a_call_or_a_text_of_a_form(name, answer_schema, tokenizer):
+    """Reference: another library's validator."""
+    schemas = pytest.importorskip("jsonschema_rs")
+    form = tools.call_format(FORMATS[name])
+    source = tools.grammar(form, SCHEMAS, False, True, None, tokenizer, answer_schema)
+    plain = written(tokenizer, source, 1, "{" if answer_schema is CLOCK else "[")
+    message = merged(form, plain, by_chance(2), is_form=True)
+    assert set(message) == {"content"}
+    schemas.validate(answer_schema, json.loads(message["content"]))
+    if form.opening not in tokenizer.specials:
+        called = written(tokenizer, source, 1, form.opening)
+        message = merged(form, called, by_chance(3), is_form=True)
+        assert set(message) == {"tool_calls"} and message == merged(form, called, whole(called))
+        for call in message["tool_calls"]:
+            function = call["function"]
+            schemas.validate(SCHEMAS[function["name"]], json.loads(function["arguments"]))
+    quoted = json.dumps({"a": f"{form.opening}[3]{form.closing} <think>"})
+    for sizes in (whole(quoted), by_chance(4)):
+        assert merged(form, quoted, sizes, True, is_form=True) == {"content": quoted}
+
+
 def test_what_is_no_call_stays_text():
     form = tools.FORMATS["<tool_call>"]
     for text in ('<tool_call>\n{"name": "cl', "a <tool_call>3</tool_call>", "<tool_cal", ""):
@@ -143,7 +166,7 @@ def test_what_is_no_call_stays_text():
 
 SHOWN = (
     "{% for t in tools or [] %}T{{ t | tojson }}\n{% endfor %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content or '' }}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.arguments.items() | list | tojson }}{% endfor %}"
     "{{ m.tool_call_id or '' }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
@@ -212,6 +235,24 @@ def test_an_answer_in_text_is_free(live):
     assert "".join(d.get("content", "") for d in deltas) == choice["message"]["content"]
 
 
+def test_tools_beside_a_form(live):
+    """An answer is a call of a tool, or a text of the form."""
+    form = {"type": "json_schema", "json_schema": {"name": "clock", "schema": CLOCK}}
+    for model in ("hermes", "mistral"):
+        for seed in range(3):
+            body = {**TOLD, "model": model, "seed": seed, "response_format": form}
+            (choice,) = live.json(CHAT, body)["choices"]
+            message = choice["message"]
+            if message["content"] is not None:
+                assert json.loads(message["content"]) == {"zone": "UTC"}
+            assert (choice["finish_reason"] == "tool_calls") == (message["content"] is None)
+            streamed = events(live.post(CHAT, {**body, "stream": True}))
+            deltas = [c["choices"][0]["delta"] for c in streamed]
+            assert "".join(d.get("content", "") for d in deltas) == (message["content"] or "")
+            calls = [call for d in deltas for call in d.get("tool_calls", ())]
+            assert len(calls) == len(message.get("tool_calls", ()))
+
+
 def test_thoughts_are_answered_apart(live):
     body = {**ASKED, "model": "thinker", "seed": 1, "max_tokens": 12}
     (choice,) = live.json(CHAT, body)["choices"]
@@ -228,7 +269,7 @@ def test_thoughts_are_answered_apart(live):
         ("hermes", {"tool_choice": {"type": "function", "function": {"name": "x"}}}, "no tool"),
         ("hermes", {"tools": [], "tool_choice": "required"}, "no tool"),
         ("hermes", {"guided_regex": "a"}, "exclude each other"),
-        ("hermes", {"response_format": {"type": "json_object"}}, "exclude each other"),
+        ("llama", {"response_format": {"type": "json_object"}}, "a bare JSON object"),
         (
             "hermes",
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]},

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "glassformer serve tiny-stories",
     "glassformer serve out/mine --bits 8 --port 9000",
+    "glassformer serve out/mine --adapter poems=out/poems",
     "glassformer serve out/mine gpt2 --host 0.0.0.0 --api-key-file keys.txt",
 )
 PORT = 8000
@@ -30,6 +31,7 @@ def run(
     *,
     host: str = "127.0.0.1",
     name: Words = (),
+    adapter: Words = (),
     port: int = PORT,
     bits: Literal[4, 8] | None = None,
     api_key_file: Path | None = None,
@@ -51,6 +53,8 @@ def run(
     device D: cpu, cuda, cuda:1 or mps (cpu)
     host H: the address to listen on (127.0.0.1, this machine only)
     name N: the model's name for clients (its folder's name); repeat it for each model, in order
+    adapter NAME=FOLDER: also serve the first model with this adapter (LoRA of ours or PEFT's), as
+        MODEL:NAME; may be repeated
     port N: the port (8000; 0 takes any free one)
     bits B: quantize the weights while loading: 8 or 4 bits
     api_key_file F: a file with the accepted API keys, one a line
@@ -111,6 +115,7 @@ def run(
         template=chat_template,
         ids=name,
         directions=direction,
+        adapters=adapter,
     )
     address = f"[{host}]" if ":" in host else host
     print(f"http://{address}:{bound.getsockname()[1]}/v1", flush=True)

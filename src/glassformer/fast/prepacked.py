@@ -95,6 +95,13 @@ def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
                 cached[paths] = replace(packed, group=group, bias=group.bias())
             else:
                 del cached[paths]
+        # models that share their weights share the copies
+        tables = [table.get(exact, {}) for table in _copies.values()]
+        by_state = {tuple(packed.state): packed for table in tables for packed in table.values()}
+        for paths in groups.keys() - cached.keys():
+            twin = by_state.get(tuple(groups[paths].state()))
+            if twin is not None and twin.checksum == groups[paths].checksum():
+                cached[paths] = replace(twin, group=groups[paths])
         missing = [paths for paths in groups if paths not in cached]
         if room is None or sum(groups[paths].nbytes for paths in missing) <= room:
             cached.update({paths: PackedWeight.of(groups[paths], exact) for paths in missing})

@@ -136,6 +136,20 @@ class Checkpoint:
             else replace(opened, config=for_context(opened.config, context))
         )
 
+    def changed_by(self, folder: Path) -> Checkpoint:
+        """The checkpoint of the adapter in a folder, on this model, by whatever name the folder calls
+        it. Raises UserError where the folder holds no adapter."""
+        target = resolve(folder)
+        need(
+            self.folder is not None
+            and isinstance(target, Path)
+            and _base_named(target) is not None,
+            f"{folder} holds no adapter of {self.name}; give the folder of an adapter_config.json, "
+            "or of a run that trained a part of the weights.",
+        )
+        assert isinstance(target, Path)
+        return _read(str(folder), target, self.name)
+
     @property
     def gguf(self) -> bool:
         """True where ``folder`` is a single file of llama.cpp's."""

@@ -2,6 +2,7 @@
 
 app            routes, openapi.json             schemas     request bodies and their fields
 completions    texts continued                 chat        conversations
+tools          calls of tools                  responses   conversations as items
 grammars       answers held to a schema
 prometheus     counters and histograms
 fair_queue     clients in turns               lanes       threads and bytes that they share

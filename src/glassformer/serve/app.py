@@ -27,6 +27,7 @@ from .completions import CompletionAnswer, complete
 from .inspecting import Inspection, InspectRequest, inspect
 from .lanes import ByteBudget, Lanes
 from .prometheus import Metrics
+from .responses import ResponseAnswer, ResponseRequest, respond
 from .schemas import CompletionRequest, Ids, ModelRequest
 from .served_models import Context, Registry, ServedModel, check_count, check_ids, endpoint
 
@@ -51,14 +52,15 @@ class ErrorAnswer(TypedDict):
 
 
 class ModelCard(TypedDict):
-    """One model; ``abilities`` are the paths that it answers."""
+    """One model; ``abilities`` are the paths that it answers, ``parent`` is the base of an
+    adapter."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
     abilities: list[str]
 
@@ -166,6 +168,7 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> DetokenizeAns
 POSTS = (
     Post(complete, CompletionRequest, CompletionAnswer, ("/v1/completions",)),
     Post(chat, ChatRequest, ChatAnswer, ("/v1/chat/completions",)),
+    Post(respond, ResponseRequest, ResponseAnswer, ("/v1/responses",)),
     Post(encoding.embed, encoding.EmbeddingRequest, encoding.EmbeddingAnswer, ("/v1/embeddings",)),
     Post(encoding.score, encoding.ScoreRequest, encoding.ScoreAnswer, ("/score", "/v1/score")),
     Post(
@@ -192,7 +195,7 @@ POSTS = (
     Post(tokenize, TokenizeRequest, TokenizeAnswer, ("/tokenize",)),
     Post(detokenize, DetokenizeRequest, DetokenizeAnswer, ("/detokenize",)),
 )
-STREAMED = (complete, chat)
+STREAMED = (complete, chat, respond)
 
 
 class Api:
@@ -303,13 +306,14 @@ def read_with(
 
 def model_card(served: ServedModel) -> ModelCard:
     """Model card as in OpenAI's /v1/models, with the endpoints that the model supports."""
+    parent = None if served.base is None else served.base.id
     return {
         "id": served.id,
         "object": "model",
         "created": served.created,
         "owned_by": "glassformer",
-        "root": served.id,
-        "parent": None,
+        "root": parent or served.id,
+        "parent": parent,
         "max_model_len": served.context,
         "abilities": served.abilities,
     }

@@ -33,20 +33,16 @@ from .tools import THOUGHTS, AnswerReader, call_format, grammar
 PlainName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
-class MessagePart(RequestBody):
+class TextPart(RequestBody):
     """A part of a message; only texts are read, and nothing is fetched."""
 
-    type: Name
-    text: str | None = None
+    text: str
 
-    @model_validator(mode="after")
-    def _text(self) -> Self:
-        if self.type != "text" or self.text is None:
-            raise field_error(
-                'a part of a message is {"type": "text", "text": "..."}; images, sounds and '
-                "files are not read."
-            )
-        return self
+
+class MessagePart(TextPart):
+    """A part of a message of a chat."""
+
+    type: Literal["text"]
 
 
 class CalledFunction(RequestBody):
@@ -100,9 +96,7 @@ class Message(RequestBody):
     def to_template(self) -> JsonObject:
         """The fields that templates read; the content as one text, arguments as an object."""
         content = self.content or ""
-        text = (
-            content if isinstance(content, str) else "".join(piece.text or "" for piece in content)
-        )
+        text = content if isinstance(content, str) else "".join(piece.text for piece in content)
         fields: JsonObject = {"role": self.role, "content": text}
         for name in ("name", "reasoning_content", "tool_call_id"):
             if value := getattr(self, name):
@@ -168,8 +162,8 @@ class ChatRequest(GenerationRequest):
             raise field_error("top_logprobs needs logprobs: true; give both.")
         if self.tool_choice not in ("none", "auto") and not self.callable_tools:
             raise field_error("tool_choice names no tool of tools; give it there.")
-        if self.callable_tools and self.grammar is not None:
-            raise field_error("tools and a form of the answer exclude each other; give one.")
+        if self.callable_tools and self.grammar is not None and self.grammar[0] != "json":
+            raise field_error("tools and an expression or grammar exclude each other; give one.")
         return self
 
     @property
@@ -250,8 +244,23 @@ async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
         forced = body.tool_choice != "auto"
         several = body.parallel_tool_calls and not isinstance(body.tool_choice, ToolChoice)
         thoughts = thinking(context, prompt)
+        is_object = body.grammar is not None and not form.opening
+        message = (
+            f'The chat template of "{served.id}" writes a call as a bare JSON object, so tools and a '
+            "form of the answer exclude each other; give one."
+        )
+        refuse(is_object, message, "tools")
+        answer_schema = None if body.grammar is None else body.grammar[1]
         source = await context.run(
-            context.size, grammar, form, schemas, forced, several, thoughts, served.tokenizer
+            context.size,
+            grammar,
+            form,
+            schemas,
+            forced,
+            several,
+            thoughts,
+            served.tokenizer,
+            answer_schema,
         )
         body = body.model_copy(update={"guided_grammar": source})
     top = (body.top_logprobs or 0) if body.logprobs else None
@@ -304,12 +313,14 @@ class ChatChoiceWriter(Choice):
         super().__init__(*args)
         self.top = self.body.top_logprobs or 0
         self.reader: AnswerReader | None = None
+        self.deltas = list[JsonObject]()  # that no chunk reports yet
         template = self.context.served.template
         has_tools = bool(self.body.callable_tools)
         thoughts = thinking(self.context, self.handle.request.tokens)
         if has_tools or (thoughts is not None and self.body.grammar is None):
             form = call_format(template.source) if template and has_tools else None
-            self.reader = AnswerReader(form, thoughts is not None, thoughts == "open")
+            is_form = self.body.guided_json is not None or self.body.response_format is not None
+            self.reader = AnswerReader(form, thoughts is not None, thoughts == "open", is_form)
             self.marks = {mark for marks in self.reader.next.values() for mark in marks}
             self.is_plain = False
 
@@ -320,6 +331,9 @@ class ChatChoiceWriter(Choice):
             name = self.tokenizer.token(event.token)
             if self.tokenizer.hides(event.token) and name in self.marks:
                 text = name + text
+            self.reasoning_tokens += self.reader.field == "reasoning_content"
+        if self.reader is not None:
+            self.deltas += self.reader.read(text, is_last=finish is not None)
         return text, tokens, finish
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
@@ -344,7 +358,7 @@ class ChatChoiceWriter(Choice):
         message: JsonObject = {"role": "assistant", "content": text, "refusal": None}
         if self.reader is not None:
             message["content"] = ""
-            for delta in self.reader.read(text, is_last=True):
+            for delta in self.deltas:
                 for name, piece in delta.items():
                     message[name] = message[name] + piece if name in message else piece
             for call in message.get("tool_calls", ()):
@@ -370,7 +384,7 @@ class ChatChoiceWriter(Choice):
         self.is_open = True
         pieces: list[JsonObject] = [{"content": text}] if text else []
         if self.reader is not None:
-            pieces = self.reader.read(text, is_last=finish is not None)
+            pieces, self.deltas = self.deltas, []
         if self.body.logprobs and tokens:
             first, *pieces = pieces or [{"content": ""}]
             deltas.append(self._delta(first, logprobs=self._logprobs(tokens)))

@@ -54,6 +54,12 @@ class PromptDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionDetails(TypedDict):
+    """Generated tokens of thoughts, up to the mark that ends them."""
+
+    reasoning_tokens: int
+
+
 class UsageObject(TypedDict):
     """Token counts of one request."""
 
@@ -61,9 +67,12 @@ class UsageObject(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: NotRequired[PromptDetails]
+    completion_tokens_details: NotRequired[CompletionDetails]
 
 
-def _total_usage(usages: Sequence[Usage | None]) -> UsageObject:
+def _total_usage(
+    usages: Sequence[Usage | None], choices: Sequence[Sequence[Choice]]
+) -> UsageObject:
     """Sums the usage of all prompts of a request."""
     prompt = cached = completion = 0
     for usage in filter(None, usages):
@@ -75,6 +84,9 @@ def _total_usage(usages: Sequence[Usage | None]) -> UsageObject:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(choice.reasoning_tokens for row in choices for choice in row)
+        },
     }
 
 
@@ -257,6 +269,7 @@ class Choice:
     is_slow = False  # the next chunk scores a whole prompt
     around: tuple[str, str] | None = None  # of the text, in a plain chunk's event
     top = 0  # candidates that are written beside each token
+    reasoning_tokens = 0  # until now
     is_plain = True  # each piece of text is answered as it comes
 
     def __init__(
@@ -395,7 +408,7 @@ async def answer(
     )
     for choice, json_choice in zip(chain(*choices), json_choices, strict=True):
         await choice.inspect(json_choice)
-    usage = _total_usage([events[-1].usage for events in results])
+    usage = _total_usage([events[-1].usage for events in results], choices)
     return {**head, "choices": json_choices, "usage": usage}
 
 
@@ -434,4 +447,4 @@ async def _stream(
                 before, _, after = plain.decode().rpartition(to_json("\0"))
                 choice.around = before, after
     if with_usage:
-        yield format_event({**head, "choices": [], "usage": _total_usage(usages)})
+        yield format_event({**head, "choices": [], "usage": _total_usage(usages, choices)})

@@ -5,9 +5,10 @@ Fields are read strictly: true is no number, nor is "1".
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -43,23 +44,32 @@ function_call prediction parallel_tool_calls include_obfuscation spaces_between_
 """Fields of other servers that change no answer here; they are ignored."""
 
 IS_OFF = """
-continue_final_message continuous_usage_stats early_stopping echo include_stop_str_in_output
+background continue_final_message continuous_usage_stats early_stopping echo include_stop_str_in_output
 return_token_ids return_tokens_as_token_ids use_beam_search
 """
 NEUTRAL_VALUES: dict[str, Any] = {
     **dict.fromkeys(IS_OFF.split(), False),
-    **{name: [] for name in ("annotations", "bad_words", "functions", "tool_calls", "tools")},
+    **{
+        name: []
+        for name in ("annotations", "bad_words", "functions", "logprobs", "tool_calls", "tools")
+    },
     **dict.fromkeys(("length_penalty", "num_beams", "typical_p"), 1),
     **dict.fromkeys(("add_generation_prompt", "detokenize", "skip_special_tokens"), True),
     **dict.fromkeys(("min_tokens", "priority"), 0),
     "chat_template_kwargs": {},
     "modalities": ["text"],
     "suffix": "",
+    "truncation": "disabled",
 }
 """Fields of other servers by the one value that asks for what is done here anyway; any other is
 refused."""
 
+STATELESS = (
+    "no response is kept here; leave it out, and send the items of the conversation as input."
+)
 UNSUPPORTED = {
+    "background": "a response is computed while its client waits; leave it out.",
+    **dict.fromkeys(("conversation", "previous_response_id"), STATELESS),
     "functions": "tools of /v1/chat/completions take their place.",
     **dict.fromkeys(
         ("chat_template", "chat_template_kwargs"),
@@ -103,6 +113,13 @@ class RequestBody(BaseModel):
         if not isinstance(value, dict):
             return value
         fields = _by_alias(cls)
+        kinds = get_args(fields["type"].annotation) if "type" in fields else ()
+        if kinds and (kind := value.get("type", kinds[0])) not in kinds:  # its fields are others
+            *first, last = map(repr, kinds)
+            choices = " or ".join([", ".join(first)] * bool(first) + [last])
+            raise field_error(
+                f"the type {json.dumps(kind)[:80]} is not served here; give {choices}."
+            )
         for name, setting in value.items():
             neutral = setting in (None, NEUTRAL_VALUES.get(name))
             if not neutral and name not in fields and name not in IGNORED_FIELDS.split():
@@ -246,7 +263,27 @@ class InspectOptions(ModelRequest):
     directions: Annotated[dict[Name, Number], Field(max_length=16)] = {}
 
 
-class GenerationRequest(InspectOptions):
+class SamplingRequest(ModelRequest):
+    """Fields of every continuation."""
+
+    temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[JsonInt, Field(ge=-1, le=MOST_TOKENS)] = 0
+    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[
+        dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)
+    ] = {}
+    seed: Seed | None = None
+    stop: Stops = []
+    stop_token_ids: Annotated[Ids, Field(max_length=64)] = []
+    ignore_eos: bool = False
+    stream: bool = False
+
+
+class GenerationRequest(InspectOptions, SamplingRequest):
     """Fields shared by completions and chat; ``positions`` "new" are those that predict the new
     tokens."""
 
@@ -266,21 +303,6 @@ class GenerationRequest(InspectOptions):
     positions: Positions | Literal["new"] | None = None
     n: Choices = 1
     best_of: Choices | None = None
-    temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[JsonInt, Field(ge=-1, le=MOST_TOKENS)] = 0
-    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] = 1.0
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[
-        dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)
-    ] = {}
-    seed: Seed | None = None
-    stop: Stops = []
-    stop_token_ids: Annotated[Ids, Field(max_length=64)] = []
-    ignore_eos: bool = False
-    stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     guided_regex: Grammar | None = None

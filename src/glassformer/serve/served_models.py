@@ -17,13 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
+import torch
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from torch import Tensor
 
 from ..core import config
-from ..core.errors import need
+from ..core.errors import need, note
+from ..core.memory import gibibytes
+from ..core.nn import Model
 from ..core.tokenizer.framing import document_start
 from ..formats import chat_template
 from ..formats.chat_template import ChatTemplate
@@ -79,14 +82,18 @@ class ServedModel(InMemoryEntry):
         model: Any,
         bounds: EngineLimits,
         template: Path | None,
+        base: ServedModel | None = None,
     ) -> None:
         tokenizer = checkpoint.tokenizer()
+        if tokenizer is None and base is not None:
+            tokenizer = base.tokenizer
         need(
             tokenizer is not None,
             f"{checkpoint.name} has no tokenizer, so it cannot read text; serve another model.",
         )
         assert tokenizer is not None
         super().__init__(id, checkpoint, model, tokenizer)
+        self.base = base  # of an adapter
         self.created = int(time.time())
         self.config: config.Model = model.config
         self.starts_with_bos = document_start(tokenizer) is not None
@@ -96,6 +103,8 @@ class ServedModel(InMemoryEntry):
             self.template: ChatTemplate | None = ChatTemplate.open(template, tokenizer)
         else:
             self.template = None if source is None else ChatTemplate(source, tokenizer)
+        if base is not None and self.template is None:
+            self.template = base.template
         longest = max(len(tokenizer.bytes_of(id)) for id in range(tokenizer.size))
         self.engine = Engine(model, tokenizer, **vars(bounds))
         self.context = self.engine.max_context
@@ -208,7 +217,9 @@ class Registry(Models):
 
     def __getitem__(self, id: str | None) -> ServedModel:
         """The model of that id; None is the first. Raises HttpError 404."""
-        name = next(iter(self.entries)) if id is None else id
+        first = next(iter(self.entries))
+        names = (first if id is None else id, f"{first}:{id}")  # an adapter by its name alone
+        name = next((name for name in names if name in self.entries), names[0])
         return self.entries[name] if name in self.entries else super().__getitem__(name)  # type: ignore[return-value]
 
     def close(self) -> None:
@@ -394,8 +405,13 @@ class Context:
 
 def parse_body(body: type[BaseModel], content: bytes | bytearray) -> Any:
     """Raises HttpError for invalid JSON and invalid fields."""
+    return validated(body, from_json(content))
+
+
+def validated(body: type[BaseModel], fields: Any) -> Any:
+    """Raises HttpError for invalid fields."""
     try:
-        return body.model_validate(from_json(content))
+        return body.model_validate(fields)
     except ValidationError as error:
         raise validation_error(error) from None
 
@@ -449,9 +465,11 @@ def open_models(
     template: Path | None = None,
     ids: Sequence[str] = (),
     directions: Sequence[str] = (),
+    adapters: Sequence[str] = (),
 ) -> Registry:
-    """Loads every model; the first ones are called by ``ids``, and ``directions`` are probes as
-    NAME=FILE. Raises UserError as loading does, and for a probe of another model."""
+    """Loads every model; the first ones are called by ``ids``. Each of ``directions``, NAME=FILE, is
+    a probe. Each of ``adapters``, NAME=FOLDER, is the first model with a change, called ID:NAME.
+    Raises UserError as loading does, and for a probe of another model."""
     check_names(ids, len(names))
     need(all("=" in text for text in directions), "--direction takes NAME=FILE.")
     files = dict(text.split("=", 1) for text in directions)
@@ -460,15 +478,60 @@ def open_models(
     served = list[ServedModel]()
     for name in names[len(ids) :]:
         taken.append(model_id(name, taken))
+    options: Any = {"dtype": dtype, "device": device, "bits": bits}
     for id, name in zip(taken, names, strict=True):
         checkpoint = Checkpoint.open(name)
-        model = checkpoint.model(dtype=dtype, device=device, bits=bits)
-        served.append(ServedModel(id, checkpoint, model, bounds, template))
-        served[-1].directions = probes
+        served.append(ServedModel(id, checkpoint, checkpoint.model(**options), bounds, template))
+    for id, folder in _adapter_folders(adapters, taken).items():
+        base = served[0]
+        checkpoint = base.checkpoint.changed_by(folder)
+        model = checkpoint.model(**options)
+        count, size = share_weights(model, base.model)
+        note(f"{id}: {count:,} of its numbers are not its base's, {gibibytes(size)}")
+        served.append(ServedModel(id, checkpoint, model, bounds, template, base))
+    prints = {fingerprint(entry.model) for entry in served} if probes else set()
     for probe in probes.values():
-        fits = any(probe.model == fingerprint(entry.model) for entry in served)
-        need(fits, f"The probe {probe.name} was fitted to none of these models; serve its model.")
+        message = f"The probe {probe.name} was fitted to none of these models; serve its model."
+        need(probe.model in prints, message)
+    for entry in served:
+        entry.directions = probes
     return Registry(served)
+
+
+def _adapter_folders(adapters: Sequence[str], ids: Sequence[str]) -> dict[str, Path]:
+    """The folder of each adapter by its id. Raises UserError for a name that is none or is taken."""
+    folders = dict[str, Path]()
+    for text in adapters:
+        name, _, folder = text.partition("=")
+        id = f"{ids[0]}:{name}"
+        plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) and len(id) <= LONGEST_NAME
+        need(
+            bool(plain and folder),
+            f'--adapter "{text[:80]}" is no NAME=FOLDER; give a name of letters, digits and . _ -, '
+            "and the folder of an adapter.",
+        )
+        need(
+            id not in folders and name not in ids,
+            f'--adapter "{name}" is the name of another model; each needs its own.',
+        )
+        folders[id] = Path(folder)
+    return folders
+
+
+def share_weights(model: Model, base: Model) -> tuple[int, int]:
+    """Puts a base's parameters in the place of equal ones, so that both are one in memory. Returns
+    how many numbers differ, and their bytes."""
+    shared = dict(base.named_parameters())
+    changed = dict[str, Tensor]()
+    for path, weight in model.named_parameters(remove_duplicate=False):
+        twin = shared.get(path)
+        if twin is None or twin.dtype != weight.dtype or not torch.equal(twin, weight):
+            changed[path] = weight
+        else:
+            owner, _, name = path.rpartition(".")
+            setattr(model.get_submodule(owner), name, twin)
+    tensors = {id(weight): weight for weight in changed.values()}.values()
+    return sum(weight.numel() for weight in tensors), sum(weight.nbytes for weight in tensors)
 
 
 def check_names(ids: Sequence[str], models: int) -> None:

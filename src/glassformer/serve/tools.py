@@ -70,31 +70,46 @@ def grammar(
     several: bool,
     thoughts: str | None,
     tokenizer: Tokenizer,
+    answer_schema: Any = None,
 ) -> str:
-    """The grammar of an answer: calls whose arguments keep the schemas in ``tools``, by name.
-    ``thoughts`` is "open" where the prompt begins them, "" where they may come, else None."""
+    """The grammar of an answer: calls whose arguments keep the schemas in ``tools``, by name, or a
+    text, which keeps ``answer_schema`` where there is one. ``thoughts`` is "open" where the prompt
+    begins them, "" where they may come, else None."""
     rules = list[str]()
     for number, (name, schema) in enumerate(tools.items()):
-        grammars.check_schema(schema)
         head = json.dumps(f'{{"name": {json.dumps(name)}, "{form.arguments}": ')
-        body = json.dumps({**schema, "x-guidance": grammars.SPACES})
-        rules.append(f'call_{number}: {head} %json {body} "}}"\n')
+        rules.append(f'call_{number}: {head} {_json_rule(schema)} "}}"\n')
     calls = [f"call_{number}" for number in range(len(rules))]
     special = tokenizer.specials.get(form.opening)
     mark = json.dumps(form.opening) if special is None else f"<[{special}]>"
     first = {None: "", "open": "thought ", "": '("<think>" thought)? '}[thoughts]
-    thought = "" if thoughts is None else f'thought[suffix="</think>"]: {TEXT}\nSPACE: /\\s*/\n'
+    thought = (
+        "" if thoughts is None else f'thought[suffix="</think>"]: {TEXT}\nSPACE: /\\s{{0,4}}/\n'
+    )
     # llguidance lets a space before a special token be the end
     space = "SPACE " if first and special is None else ""
-    start = f"start: {first}{space}{'calls' if forced else 'mixed'}\n"
+    answer = "calls" if forced else "mixed"
+    if answer_schema is not None and not forced:
+        answer = f"(calls | {_json_rule(answer_schema)})"
+    start = f"start: {first}{space}{answer}\n"
     return start + form.rules(calls, several, mark) + thought + "".join(rules)
+
+
+def _json_rule(schema: Any) -> str:
+    """The rule of a JSON value. Raises HttpError for a schema that is not enforced in full."""
+    grammars.check_schema(schema)
+    schema = schema if isinstance(schema, Mapping) else {"allOf": [schema]}
+    return f"%json {json.dumps({**schema, 'x-guidance': grammars.SPACES})}"
 
 
 class AnswerReader:
     """Splits an answer into deltas of a message. A call comes in one delta; one that is cut off, or
-    is no call, stays text."""
+    is no call, stays text. A text of a form (``is_form``) holds no marks."""
 
-    def __init__(self, form: CallFormat | None, thinks: bool, is_open: bool) -> None:
+    def __init__(
+        self, form: CallFormat | None, thinks: bool, is_open: bool, is_form: bool = False
+    ) -> None:
+        self.is_form = is_form
         self.form = form or CallFormat("", "")
         self.only_call = form is not None and not form.opening
         self.field = "reasoning_content" if is_open else "content"
@@ -118,6 +133,10 @@ class AnswerReader:
             if self.only_call and is_object and self.field == "content":
                 self.field = "tool_calls"
             marks = self.next[self.field]
+            head = self.pending.lstrip()
+            begins = (head.startswith(mark) or mark.startswith(head) for mark in marks if mark)
+            if self.is_form and self.field == "content" and not (self.is_new and any(begins)):
+                marks = {}
             places = [(self.pending.find(mark), mark) for mark in marks if mark]
             at, mark = min((place for place in places if place[0] >= 0), default=(0, ""))
             if not mark:

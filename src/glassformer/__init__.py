@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .formats.hub import push
     from .formats.store import load, save
     from .runs.history import training_log
+    from .runs.replay import replay
     from .serve.engine import Engine
     from .sight import (
         TunedLens,
@@ -78,6 +79,7 @@ __all__ = [
     "patch_grid",
     "push",
     "quantize",
+    "replay",
     "saliency",
     "save",
     "tag",
@@ -98,6 +100,7 @@ _HOME = {
     "generate": ".core.generation",
     "train": ".runs",
     "training_log": ".runs",
+    "replay": ".runs.replay",
     "look": ".sight",
     "patch_grid": ".sight",
     "TunedLens": ".sight",

@@ -11,7 +11,7 @@ import contextlib
 import importlib.util
 import math
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,31 @@ class RunResult:
     signal: int | None = None
 
 
+@dataclass(frozen=True)
+class Setup:
+    """A run before its next step; ``notes`` are what a reader may know of it, ``frozen`` the number
+    of weights that do not train."""
+
+    plan: RunPlan
+    data: RunData
+    state: State
+    execution: ExecutionSettings
+    notes: tuple[str, ...]
+    frozen: int
+
+    def steps(self) -> Iterator[TrainStep]:
+        """The steps from where the state stands."""
+        state, train_config = self.state, self.plan.settings.train
+        return train(
+            state.model,
+            state.batches,
+            train_config.objective,
+            train_config,
+            state=state,
+            execution=self.execution,
+        )
+
+
 def run(
     settings: Run,
     out: Path,
@@ -112,23 +137,90 @@ def _train(
     chosen: str,
     mesh: Mesh,
 ) -> RunResult:
-    train_config = in_pieces(settings.train, before, mesh, out)
     named = mesh.first(str(run_checkpoints.newest(out) or "") if before else "")
     start = Path(named) if named else None
+    ready = set_up(settings, out, before, start, mesh)
+    plan, data, state, execution = ready.plan, ready.data, ready.state, ready.execution
+    train_config = plan.settings.train
+    for line in ready.notes:
+        if "--data.separator" not in line or "--data.separator" not in chosen:  # said already
+            note(line)
+    if start is not None:
+        restore_newest(out, start, state, train_config)
+        note(f"Going on from {start}, step {state.step} of {train_config.steps}.")
+    announce(plan, data, execution, ready.frozen)
+    note_layout(layout_of(plan, train_config, mesh, execution.dtype), mesh)
+    run_info: dict[str, Any] = {"data": settings.data, "train": settings.train, "model": plan.model}
+    run_info |= {"execution": execution, "pieces": train_config.accumulate}
+    run_info |= {
+        "ended": state.earlier_ends,
+        "glassformer": 1,
+        "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint,
+    }
+    if plan.source_tokenizer is not None:
+        run_info["source_tokenizer"] = plan.source_tokenizer.fingerprint
+    run_info |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
+    with mesh.agreeing():
+        if mesh.is_first:
+            files.write(out / "run.json", serial.dumps(run_info))
+
+    with Signals(out, mesh) as signals:
+        with contextlib.ExitStack() as opened:
+            # sides are seldom equally long
+            two_sided = plan.model.has_source
+            flops = 0.0 if two_sided else plan.cost.training_flops
+            live = Live(flops, execution.peak)
+            writes = _sampling(sample, plan, data, mesh)
+            sampled = Sample(writes, train_config.sample_every, out / "samples.jsonl", mesh)
+            hooks, save = _hooks(opened, plan, data, state, out, sampled, live)
+            ended = _stale(state, train_config)
+            steps = () if ended else ready.steps()
+
+            def should_stop() -> Any:
+                # the time that is left is of steps, not of pauses
+                live.began += signals.wait()
+                return signals.heard() or _stale(state, train_config)
+
+            step, valid = _consume(steps, hooks, save, should_stop)
+        if signals.number and step and not step.last:
+            newest = run_checkpoints.newest(out)
+            location = f"the last checkpoint is {newest}" if newest else "nothing was saved yet"
+            note(
+                f"Stopped by {signal.Signals(signals.number).name} after step {step.index}; "
+                f"{location}. Continue with:"
+            )
+            note(f"  {command}")
+            return RunResult(out, step.index, step.loss, valid, signals.number)
+        if mesh.is_first:
+            _conclude(state, train_config, data, out)
+    return RunResult(out, state.step, step.loss if step else None, valid)
+
+
+def set_up(
+    settings: Run, out: Path, before: dict[str, Any], start: Path | None, mesh: Mesh
+) -> Setup:
+    """The model, data and optimizer of a run; with a checkpoint to ``start`` from, whose state takes
+    the place of this one, no weights are drawn.
+
+    ``before`` is run.json of the run in ``out``, empty for a new one. Raises UserError where the
+    settings do not fit it, the data or the memory.
+    """
+    train_config = in_pieces(settings.train, before, mesh, out)
     has_tensorboard = importlib.util.find_spec("tensorboard") is not None
     need(
         has_tensorboard or not train_config.tensorboard,
         "train.tensorboard is true, but it is missing: pip install tensorboard.",
     )
     device = mesh.device
+    notes = []
     if train_config.device or device.type != "cpu":
-        note(f"Training on {devices.title(device)}.")
+        notes.append(f"Training on {devices.title(device)}.")
     plan = with_tokenizer(plan_run(replace(settings, train=train_config), start), mesh)
     check(train_config, plan.model, mesh)
     if before:
         must_be_same(before.get("model"), serial.to_dict(plan.model), out, "model")
     if "extended" in before:
-        note(before["extended"])
+        notes.append(before["extended"])
     with mesh.rank0_first():
         data = run_data(plan, mesh)
     data = replace(data, batches=read_ahead(data.batches, device))
@@ -141,10 +233,8 @@ def _train(
             "lower train.batch or train.context, raise train.accumulate, or take a smaller "
             "model."
         )
-    model, notes = build(plan, device, start is None, mesh)
-    for line in (*plan.notes, *notes, *data.notes):
-        if "--data.separator" not in line or "--data.separator" not in chosen:  # said already
-            note(line)
+    model, built = build(plan, device, start is None, mesh)
+    notes += [*plan.notes, *built, *data.notes]
     base = base_of(settings)
     frozen_digest = None if base is None else f"sha256:{store.digest(model, frozen=True)}"
     if before.get("execution"):  # as decided for the run that is resumed
@@ -175,66 +265,7 @@ def _train(
         frozen_digest=frozen_digest,
     )
     state.earlier_ends = tuple(before.get("ended", ()))
-    if start is not None:
-        restore_newest(out, start, state, train_config.keep)
-        note(f"Going on from {start}, step {state.step} of {train_config.steps}.")
-    announce(plan, data, execution, frozen)
-    note_layout(layout_of(plan, train_config, mesh, execution.dtype), mesh)
-    run_info: dict[str, Any] = {"data": settings.data, "train": settings.train, "model": plan.model}
-    run_info |= {"execution": execution, "pieces": train_config.accumulate}
-    run_info |= {
-        "ended": state.earlier_ends,
-        "glassformer": 1,
-        "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint,
-    }
-    if plan.source_tokenizer is not None:
-        run_info["source_tokenizer"] = plan.source_tokenizer.fingerprint
-    run_info |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
-    with mesh.agreeing():
-        if mesh.is_first:
-            files.write(out / "run.json", serial.dumps(run_info))
-
-    with Signals(out, mesh) as signals:
-        with contextlib.ExitStack() as opened:
-            # sides are seldom equally long
-            two_sided = plan.model.has_source
-            flops = 0.0 if two_sided else plan.cost.training_flops
-            live = Live(flops, execution.peak)
-            writes = _sampling(sample, plan, data, mesh)
-            sampled = Sample(writes, train_config.sample_every, out / "samples.jsonl", mesh)
-            hooks, save = _hooks(opened, plan, data, state, out, sampled, live)
-            ended = _stale(state, train_config)
-            steps = (
-                ()
-                if ended
-                else train(
-                    model,
-                    data.batches,
-                    train_config.objective,
-                    train_config,
-                    state=state,
-                    execution=execution,
-                )
-            )
-
-            def should_stop() -> Any:
-                # the time that is left is of steps, not of pauses
-                live.began += signals.wait()
-                return signals.heard() or _stale(state, train_config)
-
-            step, valid = _consume(steps, hooks, save, should_stop)
-        if signals.number and step and not step.last:
-            newest = run_checkpoints.newest(out)
-            location = f"the last checkpoint is {newest}" if newest else "nothing was saved yet"
-            note(
-                f"Stopped by {signal.Signals(signals.number).name} after step {step.index}; "
-                f"{location}. Continue with:"
-            )
-            note(f"  {command}")
-            return RunResult(out, step.index, step.loss, valid, signals.number)
-        if mesh.is_first:
-            _conclude(state, train_config, data, out)
-    return RunResult(out, state.step, step.loss if step else None, valid)
+    return Setup(plan, data, state, execution, tuple(notes), frozen)
 
 
 def _hooks(
@@ -249,10 +280,20 @@ def _hooks(
     """The hooks of every step, closed with ``opened``; logs come before checkpoints."""
     train_config, logs, mesh = plan.settings.train, list[Any](), mesh_of(state)
     save = Save(
-        out, train_config.save_every, train_config.keep, plan.tokenizer, plan.source_tokenizer
+        out,
+        train_config.save_every,
+        train_config.keep,
+        plan.tokenizer,
+        plan.source_tokenizer,
+        train_config.save_at,
     )
     evaluate = Evaluate(
-        data.validation, train_config.objective, train_config.evaluate_every, plan.labels, mesh
+        data.validation,
+        train_config.objective,
+        train_config.evaluate_every,
+        plan.labels,
+        mesh,
+        save_at=train_config.save_at,
     )
     if mesh.is_first:
         if any(isinstance(module, MoE) for module in state.model.modules()):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .formats.store import load, save
     from .runs.history import training_log
     from .runs.replay import replay
+    from .runs.updates import update_texts, weight_history
     from .serve.engine import Engine
     from .sight import (
         TunedLens,
@@ -88,8 +89,10 @@ __all__ = [
     "train",
     "training_log",
     "translate",
+    "update_texts",
     "use",
     "verify",
+    "weight_history",
     "word_in_contexts",
 ]
 
@@ -101,6 +104,7 @@ _HOME = {
     "train": ".runs",
     "training_log": ".runs",
     "replay": ".runs.replay",
+    **dict.fromkeys(("update_texts", "weight_history"), ".runs.updates"),
     "look": ".sight",
     "patch_grid": ".sight",
     "TunedLens": ".sight",

@@ -13,6 +13,7 @@ EXAMPLES = (
     'glassformer why tiny "O Romeo, Romeo! wherefore art" "logits[2,5]"',
     'glassformer why --model-file model.py:make "5 3 8" "output[0,2,7]" --up 3',
     'glassformer why tiny "The cat sat" "decoder.blocks.3.attn.scores[0,2,1]" --up 3',
+    'glassformer why out/mine "decoder.blocks.3.attn.q.weight[5,7]" --time --step 12',
 )
 
 
@@ -27,6 +28,8 @@ def run(
     up: Whole = 0,
     terms: Whole = 8,
     edit: Edits = (),
+    time: bool = False,
+    step: int | None = None,
 ) -> CommandOutput:
     """Opens one number of a forward pass to its operands.
 
@@ -37,8 +40,13 @@ def run(
     with_transformers: load the folder MODEL with the library transformers
     up N: follow the largest term N steps back (0)
     terms N: show the N largest terms of each number
+    time: MODEL is a run's folder and ADDRESS a weight; opens it into its first value and its updates
+    step K: with --time, open the update of step K into the texts of its batch
     json: every number as JSON
     """
+    need(step is None or time, "--step opens an update of a run; add --time.")
+    if time:
+        return _in_time(options.model, text, address, step, terms)
     if model_file is not None:  # it stands for MODEL, so the words move up
         text, address = options.model, text
     need(text is not None, 'Give the text that the model reads, as in why MODEL "The cat".')
@@ -70,6 +78,25 @@ def run(
         shape_record = {"address": value.address, "axes": list(axes), "shape": list(shape)}
         return CommandOutput(shape_record, [f"{value.address}: {sides}"])
     return _opened(tape, address, up, terms)
+
+
+def _in_time(
+    folder: str, weight: str | None, more: str | None, step: int | None, terms: int
+) -> CommandOutput:
+    """A weight of a run, or one of its updates."""
+    need(
+        weight is not None and more is None,
+        'Give the run and a weight, as in why out/mine "decoder.blocks.0.attn.q.weight[5,7]" --time.',
+    )
+    assert weight is not None
+    from ..runs import updates
+
+    result: updates.WeightHistory | updates.UpdateTexts = (
+        updates.weight_history(folder, weight)
+        if step is None
+        else updates.update_texts(folder, weight, step)
+    )
+    return CommandOutput(result.to_dict, lambda: result.lines(terms))
 
 
 def _foreign(tape: Any, address: str | None, up: int, terms: int) -> CommandOutput:

@@ -139,7 +139,7 @@ def _train(
 ) -> RunResult:
     named = mesh.first(str(run_checkpoints.newest(out) or "") if before else "")
     start = Path(named) if named else None
-    ready = set_up(settings, out, before, start, mesh)
+    ready = set_up(settings, out, before, start, mesh, start is None)
     plan, data, state, execution = ready.plan, ready.data, ready.state, ready.execution
     train_config = plan.settings.train
     for line in ready.notes:
@@ -197,10 +197,15 @@ def _train(
 
 
 def set_up(
-    settings: Run, out: Path, before: dict[str, Any], start: Path | None, mesh: Mesh
+    settings: Run,
+    out: Path,
+    before: dict[str, Any],
+    start: Path | None,
+    mesh: Mesh,
+    fresh: bool,
 ) -> Setup:
-    """The model, data and optimizer of a run; with a checkpoint to ``start`` from, whose state takes
-    the place of this one, no weights are drawn.
+    """The model, data and optimizer of a run; ``start`` is a checkpoint whose tokenizer it has.
+    Unless it begins ``fresh``, a checkpoint's state will take the place of this one.
 
     ``before`` is run.json of the run in ``out``, empty for a new one. Raises UserError where the
     settings do not fit it, the data or the memory.
@@ -233,7 +238,7 @@ def set_up(
             "lower train.batch or train.context, raise train.accumulate, or take a smaller "
             "model."
         )
-    model, built = build(plan, device, start is None, mesh)
+    model, built = build(plan, device, fresh, mesh)
     notes += [*plan.notes, *built, *data.notes]
     base = base_of(settings)
     frozen_digest = None if base is None else f"sha256:{store.digest(model, frozen=True)}"
@@ -253,7 +258,7 @@ def set_up(
         shard(model, mesh, execution.dtype, mesh.layout.exact)
         if empty:
             model.to_empty(device=device)
-            if start is None:
+            if fresh:
                 draw_weights(model, mesh, train_config.seed)
     state = shared_state(
         model,

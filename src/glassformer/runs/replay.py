@@ -60,7 +60,7 @@ class Replay:
         earlier = [path for number, path in self.checkpoints().items() if number <= step]
         path = earlier[-1] if earlier else None
         settings = read_run(saved_run(self.folder))
-        ready = set_up(settings, self.folder, self.before, path, self.mesh)
+        ready = set_up(settings, self.folder, self.before, self.newest, self.mesh, path is None)
         state, tokenizer = ready.state, ready.plan.tokenizer
         need(
             self.before.get("tokenizer") == (tokenizer and tokenizer.fingerprint),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .formats.extend import use
     from .formats.hub import push
     from .formats.store import load, save
+    from .runs.head_history import head_history
     from .runs.history import training_log
     from .runs.replay import replay
     from .runs.updates import update_texts, weight_history
@@ -73,6 +74,7 @@ __all__ = [
     "fill",
     "fit_tuned_lens",
     "generate",
+    "head_history",
     "head_scores",
     "load",
     "logit_lens",
@@ -104,6 +106,7 @@ _HOME = {
     "train": ".runs",
     "training_log": ".runs",
     "replay": ".runs.replay",
+    "head_history": ".runs.head_history",
     **dict.fromkeys(("update_texts", "weight_history"), ".runs.updates"),
     "look": ".sight",
     "patch_grid": ".sight",

@@ -114,7 +114,7 @@ def test_the_command(whole, tmp_path, capsys):  # noqa: F811
     assert main(["why", str(few), address, "--time", "--terms", "3"]) == 0
     text = capsys.readouterr().out
     assert "before the first step" in text
-    assert any(line.split() == "missing in the sum 0".split() for line in text.splitlines())
+    assert any(line.split() == ["missing", "in", "the", "sum", "0"] for line in text.splitlines())
     assert len(text.split("\n\n")[1].splitlines()) == 4
     assert main(["why", str(few), address, "--time", "--json"]) == 0
     updates = json.loads(capsys.readouterr().out)["updates"]

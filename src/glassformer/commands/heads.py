@@ -9,6 +9,7 @@ from .parsing import Count
 EXAMPLES = (
     "glassformer heads tiny",
     "glassformer heads tiny --sort induction --top 5",
+    "glassformer heads out/induction --over-time",
 )
 
 
@@ -20,6 +21,7 @@ def run(
     draws: int = 8,
     length: int = 32,
     seed: int = 0,
+    over_time: bool = False,
 ) -> CommandOutput:
     """Scores every attention head on repeated random tokens.
 
@@ -27,8 +29,20 @@ def run(
     top N: show only the first N
     draws N: random texts to measure on
     length L: tokens of each text, repeated once
+    over_time: MODEL is a run's folder; one score (--sort, by default induction) of the first N heads
+        at each checkpoint, beside the loss
     json: every number, with its baseline and deviation, as JSON
     """
+    if over_time:
+        from ..runs.head_history import head_history
+
+        sizes = {"draws": draws, "length": length, "seed": seed}
+        history = head_history(options.model, **sizes, device=options.device)
+        ending = (
+            "A star is a score more than 3 deviations above its baseline: not what the head is for."
+        )
+        score, count = sort or "induction", top or 4
+        return CommandOutput(history.to_dict, lambda: history.lines(score, count), ending=ending)
     from .. import sight as inspection
 
     model, tokenizer = options.load()

@@ -25,6 +25,12 @@ REPLAYED = "replayed"  # the folder in a run's own for checkpoints that were mad
 PROGRESS = 10.0  # seconds after which a replay says how far it is
 
 
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a run by their steps, in order, and those that were made again."""
+    paths = run_checkpoints.steps(folder / REPLAYED) + run_checkpoints.steps(folder)
+    return dict(sorted((run_checkpoints.number(path), path) for path in paths))
+
+
 class Replay:
     """A run in a folder, whose steps are computed again and change nothing there."""
 
@@ -36,12 +42,6 @@ class Replay:
         self.last, self.newest = run_checkpoints.number(newest), newest
         self.before = run_checkpoints.read_json(folder / "run.json")
         self.log = {line["step"]: line for line in read_log(folder / "log.jsonl")}
-
-    def checkpoints(self) -> dict[int, Path]:
-        """The run's checkpoints by their steps, and those that were made again."""
-        folders = (self.folder / REPLAYED, self.folder)
-        paths = [path for folder in folders for path in run_checkpoints.steps(folder)]
-        return {run_checkpoints.number(path): path for path in sorted(paths, key=_step)}
 
     def check(self, step: int, option: str) -> None:
         """UserError for a step that the run did not make."""
@@ -57,7 +57,7 @@ class Replay:
         Raises UserError where the data, the tokenizer or the weights that it began from are no
         longer what they were.
         """
-        earlier = [path for number, path in self.checkpoints().items() if number <= step]
+        earlier = [path for number, path in checkpoints(self.folder).items() if number <= step]
         path = earlier[-1] if earlier else None
         settings = read_run(saved_run(self.folder))
         ready = set_up(settings, self.folder, self.before, self.newest, self.mesh, path is None)
@@ -106,10 +106,6 @@ class Replay:
                 return
 
 
-def _step(path: Path) -> int:
-    return run_checkpoints.number(path)
-
-
 @contextlib.contextmanager
 def opened(folder: str | Path) -> Iterator[Replay]:
     """A run whose steps can be computed again; UserError where a folder holds none."""
@@ -146,7 +142,7 @@ def replay(folder: str | Path, step: int) -> Path:
     with opened(folder) as run:
         run.check(step, "step")
         target = run.folder / REPLAYED
-        if step not in run.checkpoints():
+        if step not in checkpoints(run.folder):
             with lock(target, "replaying"):
                 run_checkpoints.tidy(target)
                 ready = run.start(step)
@@ -154,4 +150,4 @@ def replay(folder: str | Path, step: int) -> Path:
                     pass
                 plan = ready.plan
                 run_checkpoints.write(target, ready.state, plan.tokenizer, plan.source_tokenizer)
-        return run.checkpoints()[step]
+        return checkpoints(run.folder)[step]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .formats.store import load, save
     from .runs.head_history import head_history
     from .runs.history import training_log
+    from .runs.influences import influence
     from .runs.replay import replay
     from .runs.updates import update_texts, weight_history
     from .serve.engine import Engine
@@ -76,6 +77,7 @@ __all__ = [
     "generate",
     "head_history",
     "head_scores",
+    "influence",
     "load",
     "logit_lens",
     "look",
@@ -106,6 +108,7 @@ _HOME = {
     "train": ".runs",
     "training_log": ".runs",
     "replay": ".runs.replay",
+    "influence": ".runs.influences",
     "head_history": ".runs.head_history",
     **dict.fromkeys(("update_texts", "weight_history"), ".runs.updates"),
     "look": ".sight",

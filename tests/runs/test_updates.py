@@ -56,7 +56,7 @@ def test_updates_add_up_to_the_bit(case, whole, by_adamw, tmp_path):  # noqa: F8
     exact = Fraction(history.start) + sum(
         Fraction(x.decay) + Fraction(x.move) for x in history.updates
     )
-    assert exact == Fraction(history.end) == Fraction(float(saved))
+    assert exact == Fraction(float(saved))
     assert history.remainder == 0
     assert len({x.after for x in history.updates}) == 9
 
@@ -83,7 +83,7 @@ def test_a_gradient_is_the_sum_of_its_sequences(case, whole, by_adamw, tmp_path)
     texts = glassformer.update_texts(thinned(out, tmp_path / "few", 3, 9), address, step)
     (update,) = (x for x in glassformer.weight_history(out, address).updates if x.step == step)
     assert texts.update == update
-    assert sorted(x.row for x in texts.sequences) == [0, 1, 2, 3]
+    assert [x.row for x in texts.sequences] == [0, 1, 2, 3]
     size = sum(abs(x.gradient) for x in texts.sequences)
     assert size > 0
     assert abs(texts.difference) < 1e-6 * size
@@ -112,14 +112,14 @@ def test_a_row_that_is_changed_changes_its_own_gradient(whole, tmp_path, monkeyp
 def test_the_command(whole, tmp_path, capsys):  # noqa: F811
     few, address = thinned(whole, tmp_path / "few", 9), ADDRESSES["muon"]
     assert main(["why", str(few), address, "--time", "--terms", "3"]) == 0
-    text = capsys.readouterr().out
-    assert "before the first step" in text
-    assert any(line.split() == ["missing", "in", "the", "sum", "0"] for line in text.splitlines())
-    assert len(text.split("\n\n")[1].splitlines()) == 4
+    sums, largest = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
+    assert sums[0].startswith(f"{address} before the first step")
+    assert sums[-1].split() == ["missing", "in", "the", "sum", "+0"]
+    assert len(largest) == 4
     assert main(["why", str(few), address, "--time", "--json"]) == 0
     updates = json.loads(capsys.readouterr().out)["updates"]
-    largest = max(updates, key=lambda x: abs(x["after"] - x["before"]))
-    assert text.split("\n\n")[1].splitlines()[1].split()[0] == str(largest["step"])
+    first = max(updates, key=lambda x: abs(x["after"] - x["before"]))
+    assert [float(word) for word in largest[1].split()] == pytest.approx([*first.values()])
     assert main(["why", str(few), address, "--time", "--step", "4", "--terms", "2"]) == 0
     assert "2 more" in capsys.readouterr().out
 
@@ -127,14 +127,15 @@ def test_the_command(whole, tmp_path, capsys):  # noqa: F811
 def test_what_cannot_be_opened(whole, corpus, tmp_path, capsys):  # noqa: F811
     name = "decoder.blocks.1.ffn.up.weight"
     for address, sentence in (
-        ("decoder.blocks.1.ffn.up.wait[3,5]", f'no parameter .* Did you mean "{name}"'),
-        (f"{name}[3]", "give an index inside"),
-        (f"{name}[3,500]", "give an index inside"),
-        (name, "is no address of a weight"),
+        ("decoder.blocks.1.ffn.up.wait[3,5]", f'no parameter that trains .* Did you mean "{name}"'),
+        (f"{name}[3]", "is not one number: .* give an index inside"),
+        (f"{name}[3,500]", "is not one number"),
+        (f"{name}[3,:]", "is not one number"),
+        (name, "is not one number"),
     ):
         with mistake(sentence):
             glassformer.weight_history(whole, address)
-    with mistake("step is 10"):
+    with mistake("none of step 10"):
         glassformer.update_texts(whole, f"{name}[3,5]", 10)
     assert main(["why", str(whole), f"{name}[3,5]", "--step", "3"]) == 2
     assert "add --time" in capsys.readouterr().err

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ..core.errors import need, note
 from .common import CommandOutput
 from .options import Edits, ModelOptions, Text
-from .parsing import Whole
+from .parsing import Count, Whole
 
 EXAMPLES = (
     'glassformer why tiny "O Romeo, Romeo! wherefore art" "logits[2,5]"',
     'glassformer why --model-file model.py:make "5 3 8" "output[0,2,7]" --up 3',
     'glassformer why tiny "The cat sat" "decoder.blocks.3.attn.scores[0,2,1]" --up 3',
     'glassformer why out/mine "decoder.blocks.3.attn.q.weight[5,7]" --time --step 12',
+    'glassformer why out/mine "O Romeo, Romeo!" --influence 10',
 )
 
 
@@ -30,6 +33,7 @@ def run(
     edit: Edits = (),
     time: bool = False,
     step: int | None = None,
+    influence: Count | None = None,
 ) -> CommandOutput:
     """Opens one number of a forward pass to its operands.
 
@@ -42,11 +46,13 @@ def run(
     terms N: show the N largest terms of each number
     time: MODEL is a run's folder and ADDRESS a weight; opens it into its first value and its updates
     step K: with --time, open the update of step K into the texts of its batch
+    influence N: MODEL is a run's folder; the N sequences of its training that moved the loss of TEXT
+        most, and the loss without each
     json: every number as JSON
     """
     need(step is None or time, "--step opens an update of a run; add --time.")
-    if time:
-        return _in_time(options.model, text, address, step, terms)
+    if time or influence is not None:
+        return _in_time(options.model, (text, address), step, influence, terms)
     if model_file is not None:  # it stands for MODEL, so the words move up
         text, address = options.model, text
     need(text is not None, 'Give the text that the model reads, as in why MODEL "The cat".')
@@ -81,22 +87,27 @@ def run(
 
 
 def _in_time(
-    folder: str, weight: str | None, more: str | None, step: int | None, terms: int
+    folder: str, words: Sequence[str | None], step: int | None, left_out: int | None, terms: int
 ) -> CommandOutput:
-    """A weight of a run, or one of its updates."""
-    need(
-        weight is not None and more is None,
-        'Give the run and a weight, as in why out/mine "decoder.blocks.0.attn.q.weight[5,7]" --time.',
-    )
-    assert weight is not None
-    from ..runs import updates
+    """A weight of a run, one of its updates, or the influence of sequences on a text."""
+    from ..runs import influences, updates
 
-    result: updates.WeightHistory | updates.UpdateTexts = (
-        updates.weight_history(folder, weight)
-        if step is None
-        else updates.update_texts(folder, weight, step)
+    subject, extra = words
+    need(
+        subject is not None and extra is None,
+        'Give the run and a weight, as in why out/mine "decoder.blocks.0.attn.q.weight[5,7]" '
+        "--time, or a text, as in why out/mine TEXT --influence 10.",
     )
-    return CommandOutput(result.to_dict, lambda: result.lines(terms))
+    assert subject is not None
+    if left_out is not None:
+        effect = influences.influence(folder, subject, count=left_out)
+        return CommandOutput(lambda: asdict(effect), effect.lines)
+    result = (
+        updates.update_texts(folder, subject, step)
+        if step is not None
+        else updates.weight_history(folder, subject)
+    )
+    return CommandOutput(lambda: asdict(result), lambda: result.lines(terms))
 
 
 def _foreign(tape: Any, address: str | None, up: int, terms: int) -> CommandOutput:

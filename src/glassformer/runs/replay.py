@@ -43,12 +43,12 @@ class Replay:
         self.before = run_checkpoints.read_json(folder / "run.json")
         self.log = {line["step"]: line for line in read_log(folder / "log.jsonl")}
 
-    def check(self, step: int, option: str) -> None:
+    def check(self, step: int) -> None:
         """UserError for a step that the run did not make."""
         need(
             0 < step <= self.last,
-            f"{option} is {step}, and the run in {self.folder} has its checkpoints up to step "
-            f"{self.last}; give a step from 1 to {self.last}.",
+            f"{self.folder} has checkpoints up to step {self.last} and none of step {step}; give a "
+            f"step from 1 to {self.last}.",
         )
 
     def start(self, step: int) -> Setup:
@@ -85,7 +85,8 @@ class Replay:
         state, noted = ready.state, time.monotonic()
         if state.step >= until:
             return
-        note(f"Replaying steps {state.step + 1:,} to {until:,}.")
+        if checked:
+            note(f"Replaying steps {state.step + 1:,} to {until:,}.")
         for step in ready.steps():
             line = self.log.get(step.index, {})
             need(
@@ -140,7 +141,7 @@ def replay(folder: str | Path, step: int) -> Path:
         >>> model, tokenizer = glassformer.load(path)
     """
     with opened(folder) as run:
-        run.check(step, "step")
+        run.check(step)
         target = run.folder / REPLAYED
         if step not in checkpoints(run.folder):
             with lock(target, "replaying"):

@@ -127,13 +127,13 @@ def test_the_steps_that_are_named_stay(corpus, tmp_path):
 
 
 def test_what_is_no_longer_the_run_is_refused(whole, corpus, tmp_path, capsys):
-    with mistake("up to step 9 and none of step 10; give a step from 1 to 9"):
+    with mistake("no step 10 in .*; give a step from 1 to 9"):
         glassformer.replay(whole, 10)
-    with mistake("none of step 0"):
+    with mistake("no step 0 in"):
         glassformer.replay(whole, 0)
     with mistake("holds no run"):
         glassformer.replay(tmp_path, 1)
-    with mistake("holds no checkpoint"):
+    with mistake("holds no run"):
         glassformer.replay(thinned(whole, tmp_path / "none"), 1)
     assert main(["train", "--out", str(whole), "--at", "3", "--steps", "5"]) == 2
     assert "leave the other settings out" in capsys.readouterr().err
@@ -145,9 +145,6 @@ def test_what_is_no_longer_the_run_is_refused(whole, corpus, tmp_path, capsys):
     for step in (2, 6):
         with mistake("another content of the training data"):
             glassformer.replay(few, step)
-    edit_json(few / "run.json", data=data, tokenizer="another")
-    with mistake("tokenizer is no longer that of the run"):
-        glassformer.replay(few, 2)
 
 
 def test_each_step_is_held_to_the_log(whole, tmp_path):
@@ -156,6 +153,6 @@ def test_each_step_is_held_to_the_log(whole, tmp_path):
     line = json.loads(lines[1])
     lines[1] = json.dumps({**line, "loss": line["loss"] * (1 + 2e-16)})
     (few / "log.jsonl").write_text("\n".join(lines) + "\n")
-    with mistake("Step 2 has the loss .* now and"):
+    with mistake("Step 2 has the loss .* now and another one in log.jsonl"):
         glassformer.replay(few, 3)
     assert not list((few / "replayed").glob("step*"))

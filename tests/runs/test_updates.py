@@ -113,8 +113,8 @@ def test_the_command(whole, tmp_path, capsys):  # noqa: F811
     few, address = thinned(whole, tmp_path / "few", 9), ADDRESSES["muon"]
     assert main(["why", str(few), address, "--time", "--terms", "3"]) == 0
     sums, largest = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
-    assert sums[0].startswith(f"{address} before the first step")
-    assert sums[-1].split() == ["missing", "in", "the", "sum", "+0"]
+    assert sums[0] == address
+    assert sums[-1].split()[-1] == "+0"  # nothing is missing in the sum
     assert len(largest) == 4
     assert main(["why", str(few), address, "--time", "--json"]) == 0
     updates = json.loads(capsys.readouterr().out)["updates"]
@@ -128,16 +128,16 @@ def test_what_cannot_be_opened(whole, corpus, tmp_path, capsys):  # noqa: F811
     name = "decoder.blocks.1.ffn.up.weight"
     for address, sentence in (
         ("decoder.blocks.1.ffn.up.wait[3,5]", f'no parameter that trains .* Did you mean "{name}"'),
-        (f"{name}[3]", "is not one number: .* give an index inside"),
+        (f"{name}[3]", r"is not one number: give an index inside of \[\d+, 16\]"),
         (f"{name}[3,500]", "is not one number"),
         (f"{name}[3,:]", "is not one number"),
         (name, "is not one number"),
     ):
         with mistake(sentence):
             glassformer.weight_history(whole, address)
-    with mistake("none of step 10"):
+    with mistake("no step 10 in"):
         glassformer.update_texts(whole, f"{name}[3,5]", 10)
     assert main(["why", str(whole), f"{name}[3,5]", "--step", "3"]) == 2
     assert "add --time" in capsys.readouterr().err
     assert main(["why", str(whole), "--time"]) == 2
-    assert "Give the run and a weight" in capsys.readouterr().err
+    assert "Give the text" in capsys.readouterr().err

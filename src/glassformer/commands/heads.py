@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from .common import CommandOutput
 from .options import ModelOptions
 from .parsing import Count
@@ -36,13 +38,10 @@ def run(
     if over_time:
         from ..runs.head_history import head_history
 
-        sizes = {"draws": draws, "length": length, "seed": seed}
-        history = head_history(options.model, **sizes, device=options.device)
-        ending = (
-            "A star is a score more than 3 deviations above its baseline: not what the head is for."
+        history = head_history(options.model, draws=draws, length=length, seed=seed)
+        return CommandOutput(
+            lambda: asdict(history), lambda: history.lines(sort or "induction", top or 4)
         )
-        score, count = sort or "induction", top or 4
-        return CommandOutput(history.to_dict, lambda: history.lines(score, count), ending=ending)
     from .. import sight as inspection
 
     model, tokenizer = options.load()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -51,12 +50,13 @@ def run(
     json: every number as JSON
     """
     need(step is None or time, "--step opens an update of a run; add --time.")
-    if time or influence is not None:
-        return _in_time(options.model, (text, address), step, influence, terms)
     if model_file is not None:  # it stands for MODEL, so the words move up
         text, address = options.model, text
     need(text is not None, 'Give the text that the model reads, as in why MODEL "The cat".')
     assert text is not None
+    if time or influence is not None:
+        need(address is None, "A run is opened at one weight, or for one text; quote it.")
+        return _in_time(options.model, text, step, influence, terms)
     if model_file is not None or with_transformers:
         need(not edit, "--edit is for models of Glassformer's families.")
         need(
@@ -87,25 +87,18 @@ def run(
 
 
 def _in_time(
-    folder: str, words: Sequence[str | None], step: int | None, left_out: int | None, terms: int
+    run: str, subject: str, step: int | None, left_out: int | None, terms: int
 ) -> CommandOutput:
     """A weight of a run, one of its updates, or the influence of sequences on a text."""
     from ..runs import influences, updates
 
-    subject, extra = words
-    need(
-        subject is not None and extra is None,
-        'Give the run and a weight, as in why out/mine "decoder.blocks.0.attn.q.weight[5,7]" '
-        "--time, or a text, as in why out/mine TEXT --influence 10.",
-    )
-    assert subject is not None
     if left_out is not None:
-        effect = influences.influence(folder, subject, count=left_out)
+        effect = influences.influence(run, subject, count=left_out)
         return CommandOutput(lambda: asdict(effect), effect.lines)
     result = (
-        updates.update_texts(folder, subject, step)
+        updates.update_texts(run, subject, step)
         if step is not None
-        else updates.weight_history(folder, subject)
+        else updates.weight_history(run, subject)
     )
     return CommandOutput(lambda: asdict(result), lambda: result.lines(terms))
 

@@ -3,32 +3,31 @@
 A sequence is one row of one step's batch. Its estimate is of first order (TracIn: Pruthi et al.
 2020, arXiv 2002.08484),
 
-    sum over parameters of rate * gradient of the text . change of the mean gradient by the row
+    learning rate * gradient of the text . change of the mean gradient by the row
 
-with the text's gradient at the end of the run, the row's at the step that read it, and as rate how
-far the step moved the parameter for a unit of gradient. The measurement is the text's loss after
-the same training without the row's targets, less the loss with them.
+with the text's gradient at the end of the run and the row's at the step that read it. The
+measurement is the text's loss after the same training without the row's targets, less the loss with
+them.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.errors import need, note
 from ..core.training.batches import Batch
 from ..core.training.loop import State
-from ..core.training.loss import Loss
 from ..sight.figures.charts import TableFigure
 from ..tasks.correlation import correlations
 from .launch import Setup
-from .replay import Replay, opened
+from .replay import Replay
 from .updates import excerpt, peek, row_gradients, texts_of
 
 
@@ -63,29 +62,32 @@ class Influence:
 
     def lines(self) -> list[str]:
         """The largest sequences, then how far the estimates are right."""
-        shown = [replace(x, text=excerpt(x.text)) for x in self.largest.sequences]
-        names = [field.name for field in dataclasses.fields(SequenceInfluence)]
-        table = TableFigure("", names, map(dataclasses.astuple, shown), (2,), "+.2e")
-        kinds = {"most influential": self.largest, "random": self.random}
         rows = [
-            (f"{len(shown)} {name} sequences", x.spearman, x.together) for name, x in kinds.items()
+            (str(x.step), str(x.row), excerpt(x.text), x.estimate, x.measured)
+            for x in self.largest.sequences
         ]
-        heading = ("", "rank correlation", "all left out")
-        loss = f"The loss of the text is {self.loss:.4f}. Without a sequence it rises by:"
-        return [loss, *table.lines(), "", *TableFigure("", heading, rows, form="+.4f").lines()]
+        heading = ("step", "row", "text", "estimate", "measured")
+        sums = [
+            (name, x.spearman, x.together)
+            for name, x in (("most influential", self.largest), ("random", self.random))
+        ]
+        ends = (f"{len(rows)} sequences", "rank correlation", "all left out")
+        return [
+            f"The loss of the text is {self.loss:.4f}. Without a sequence it rises by:",
+            *TableFigure("", heading, rows, (2,), "+.2e").lines(),
+            "",
+            *TableFigure("", ends, sums, form="+.4f").lines(),
+        ]
 
 
-class LeftOut(Iterator[Batch]):
-    """Batches in which some rows have no targets; draws and order stay as they are."""
-
-    def __init__(self, state: State, rows: Collection[SequenceInfluence]) -> None:
-        self.batches, self.training, self.rows = state.batches, state, rows
-
-    def __next__(self) -> Batch:
-        batch: Batch = next(self.batches)
-        targets, step = batch.targets.clone(), self.training.step + 1
-        targets[[x.row for x in self.rows if x.step == step]] = -1
-        return replace(batch, targets=targets)
+def left_out(
+    state: State, batches: Iterator[Batch], rows: Sequence[SequenceInfluence]
+) -> Iterator[Batch]:
+    """A run's batches in which some rows have no targets; draws and order stay as they are."""
+    for batch in batches:
+        targets, step = batch.targets.clone(), state.step + 1
+        targets[[x.row for x in rows if x.step == step]] = -1
+        yield replace(batch, targets=targets)
 
 
 def influence(folder: str | Path, text: str, *, count: int = 10, seed: int = 0) -> Influence:
@@ -108,84 +110,59 @@ def influence(folder: str | Path, text: str, *, count: int = 10, seed: int = 0) 
         >>> result = glassformer.influence("out/mine", "Ann saw Rome", count=2)
         >>> print(result.largest.spearman)
     """
-    need(count > 1, f"count is {count}; a rank correlation needs 2 sequences or more.")
-    with opened(folder) as run:
-        end = run.start(run.last)
-        batch = _batch_of(end, text)
-        loss = float(_loss(end, batch).sum.detach())
-        estimates = sorted(_estimates(run, end, batch), key=lambda x: -abs(x.estimate))
-        most = len(estimates) // 2
-        need(count <= most, f"The run read {2 * most} sequences; give a count up to {most}.")
-        places = np.random.default_rng(seed).permutation(len(estimates) - count)[:count] + count
-        note(f"Training again {2 * count + 2} times, without some sequences.")
+    run = Replay(folder)
+    loss = _mean_loss(run.start(run.last), text).item()
+    estimates = sorted(_estimates(run, text), key=lambda x: -abs(x.estimate))
+    need(2 * count <= len(estimates), "The run read fewer sequences than twice that; give fewer.")
+    note(f"Training again {2 * count + 2} times, without some sequences.")
 
-        def rise(rows: Collection[SequenceInfluence]) -> float:
-            again = run.start(min(x.step for x in rows) - 1)
-            again.state.batches = LeftOut(again.state, rows)
-            list(run.steps(again, run.last, checked=False))
-            return (float(_loss(again, batch).sum.detach()) - loss) / batch.targets.numel()
+    def rise(rows: Sequence[SequenceInfluence]) -> float:
+        again = run.start(min(x.step for x in rows) - 1)
+        again.state.batches = left_out(again.state, again.state.batches, rows)
+        list(run.steps(again, run.last, checked=False))
+        return float(_mean_loss(again, text).item() - loss)
 
-        def measure(rows: Sequence[SequenceInfluence]) -> LeftOutAlone:
-            measured = [replace(x, measured=rise([x])) for x in rows]
-            pairs = [x.estimate for x in measured], [x.measured for x in measured]
-            return LeftOutAlone(measured, rise(rows), correlations(*pairs)["spearman"])
+    def measure(rows: Sequence[SequenceInfluence]) -> LeftOutAlone:
+        measured = [replace(x, measured=rise([x])) for x in rows]
+        pairs = [x.estimate for x in measured], [x.measured for x in measured]
+        return LeftOutAlone(measured, rise(rows), correlations(*pairs)["spearman"])
 
-        lists = measure(estimates[:count]), measure([estimates[place] for place in places])
-    return Influence(loss / batch.targets.numel(), *lists)
+    others = random.Random(seed).sample(estimates[count:], count)
+    return Influence(loss, measure(estimates[:count]), measure(others))
 
 
-def _batch_of(ready: Setup, text: str) -> Batch:
-    """The text as the one row of a batch."""
-    plan, objective = ready.plan, ready.plan.settings.train.objective
-    need(
-        objective.every_token,
-        f"{type(objective).__name__} does not learn each token of a running text; influence is of "
-        "runs that do, such as Causal.",
-    )
+def _mean_loss(ready: Setup, text: str) -> Any:
+    """The loss of a text, without dropout, as a tensor with a graph."""
+    plan, model = ready.plan, ready.state.model.eval()
+    objective = plan.settings.train.objective
+    need(objective.every_token, "Influence is of runs that learn each token of running text.")
     assert plan.tokenizer is not None
     ids = torch.tensor([plan.tokenizer.encode(text)[: plan.context + 1]])
     need(ids.numel() > 1, "The text has fewer than two tokens, so nothing in it can be predicted.")
-    return Batch(ids[:, :-1], ids[:, 1:])
+    batch = Batch(ids[:, :-1], ids[:, 1:]).to(next(model.parameters()).device)
+    loss = objective.loss(model, batch)
+    return loss.sum / loss.count
 
 
-def _loss(ready: Setup, batch: Batch) -> Loss:
-    """The loss of the text, without dropout."""
-    model = ready.state.model.eval()
-    loss: Loss = ready.plan.settings.train.objective.loss(
-        model, batch.to(next(model.parameters()).device)
-    )
-    return loss
-
-
-def _estimates(run: Replay, end: Setup, asked: Batch) -> Iterator[SequenceInfluence]:
+def _estimates(run: Replay, text: str) -> Iterator[SequenceInfluence]:
     """Each sequence of the run with its estimate, while the run is computed again."""
-    toward = torch.autograd.grad(
-        _loss(end, asked).sum / asked.targets.numel(),
-        list(end.state.optimizer.parameters.values()),
-        materialize_grads=True,
-    )
-    ready = run.start(0)
-    parameters = list(ready.state.optimizer.parameters.values())
+    end, ready = run.start(run.last), run.start(0)
+    weights, parameters = (list(x.state.optimizer.parameters.values()) for x in (end, ready))
+    toward = _flat(torch.autograd.grad(_mean_loss(end, text), weights, materialize_grads=True))
     steps = run.steps(ready, run.last)
     while ready.state.step < run.last:
         batch = peek(ready)
-        grads = list(row_gradients(ready, batch, parameters))
-        before = [parameter.detach().clone() for parameter in parameters]
-        number = next(steps).index
-        total = [torch.stack(rows).sum(0) for rows in zip(*grads, strict=True)]
-        moved = [x - y.detach() for x, y in zip(before, parameters, strict=True)]
-        rates = [
-            float(x.norm() / y.norm().clamp(min=1e-30)) for x, y in zip(moved, total, strict=True)
-        ]
-        dots = [_dot(rates, toward, row) for row in grads]
-        targets = (batch.targets >= 0).sum(1).tolist()
-        for row, text in enumerate(texts_of(ready, batch)):
-            # the mean over the other rows' targets, less that over all
-            others = sum(targets) - targets[row]
-            change = dots[row] * sum(targets) - sum(dots) * targets[row]
-            yield SequenceInfluence(number, row, text, change / max(1, others))
+        dots = torch.stack([_flat(x) @ toward for x in row_gradients(ready, batch, parameters)])
+        targets = (batch.targets >= 0).sum(1)
+        # the mean over the other rows' targets, less that over all
+        count = targets.sum()
+        changes = (dots * count - dots.sum() * targets) / count / (count - targets)
+        step = next(steps)
+        for row, (change, words) in enumerate(
+            zip(changes.tolist(), texts_of(ready, batch), strict=True)
+        ):
+            yield SequenceInfluence(step.index, row, words, step.lr * change)
 
 
-def _dot(rates: list[float], left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    pairs = zip(rates, left, right, strict=True)
-    return sum(rate * float((x * y).sum()) for rate, x, y in pairs)
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])

@@ -6,14 +6,13 @@ loss of each step that is computed again must be the one in log.jsonl, to the bi
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import need, note
 from ..core.training.loop import TrainStep
-from ..scale.mesh import Mesh, started
+from ..fast import device as devices
+from ..scale.mesh import Mesh
 from ..scale.parallel import Parallel
 from . import run_checkpoints
 from .history import read_log
@@ -22,7 +21,7 @@ from .run_file import read_run, saved_run
 from .signals import lock
 
 REPLAYED = "replayed"  # the folder in a run's own for checkpoints that were made again
-PROGRESS = 10.0  # seconds after which a replay says how far it is
+PROGRESS = 100  # steps after which a replay says how far it is
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
@@ -34,55 +33,46 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 class Replay:
     """A run in a folder, whose steps are computed again and change nothing there."""
 
-    def __init__(self, folder: Path, mesh: Mesh) -> None:
-        self.folder, self.mesh = folder, mesh
-        newest = run_checkpoints.newest(folder)
-        need(newest is not None, f"{folder} holds no checkpoint; train there first.")
-        assert newest is not None
-        self.last, self.newest = run_checkpoints.number(newest), newest
-        self.before = run_checkpoints.read_json(folder / "run.json")
-        self.log = {line["step"]: line for line in read_log(folder / "log.jsonl")}
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).expanduser()
+        saved, paths = saved_run(self.folder), run_checkpoints.steps(self.folder)
+        need(
+            saved is not None and bool(paths),
+            f"{self.folder} holds no run with a checkpoint; give the folder that a training writes "
+            "to.",
+        )
+        self.settings, self.newest = read_run(saved), paths[-1]
+        self.last = run_checkpoints.number(self.newest)
+        self.before = run_checkpoints.read_json(self.folder / "run.json")
+        self.log = {line["step"]: line for line in read_log(self.folder / "log.jsonl")}
 
     def check(self, step: int) -> None:
         """UserError for a step that the run did not make."""
         need(
             0 < step <= self.last,
-            f"{self.folder} has checkpoints up to step {self.last} and none of step {step}; give a "
-            f"step from 1 to {self.last}.",
+            f"There is no step {step} in {self.folder}; give a step from 1 to {self.last}.",
         )
 
     def start(self, step: int) -> Setup:
         """The run at its last checkpoint up to this step, or before its first step.
 
-        Raises UserError where the data, the tokenizer or the weights that it began from are no
-        longer what they were.
+        Raises UserError where the data is no longer what it was.
         """
         earlier = [path for number, path in checkpoints(self.folder).items() if number <= step]
         path = earlier[-1] if earlier else None
-        settings = read_run(saved_run(self.folder))
-        ready = set_up(settings, self.folder, self.before, self.newest, self.mesh, path is None)
-        state, tokenizer = ready.state, ready.plan.tokenizer
-        need(
-            self.before.get("tokenizer") == (tokenizer and tokenizer.fingerprint),
-            f"The tokenizer is no longer that of the run in {self.folder}; restore the data and "
-            "the tokenizer that it was trained with.",
-        )
-        saved, fresh = run_checkpoints.read_json(self.newest / "state.json"), state.batches.state()
-        state.batches.restore(saved["batches"])  # it refuses other data
-        state.batches.restore(fresh)
+        mesh = Mesh(Parallel().of(1), device=devices.find(self.settings.train.device))
+        ready = set_up(self.settings, self.folder, self.before, self.newest, mesh, path is None)
+        batches, saved = ready.state.batches, run_checkpoints.read_json(self.newest / "state.json")
+        fresh = batches.state()
+        batches.restore(saved["batches"])  # it refuses other data
+        batches.restore(fresh)
         if path is not None:
-            run_checkpoints.restore(path, state)
-        else:
-            need(
-                saved.get("frozen_digest") == state.frozen_digest,
-                f"{state.base_model} has other weights than when the run in {self.folder} began; "
-                "restore them.",
-            )
+            run_checkpoints.restore(path, ready.state)
         return ready
 
     def steps(self, ready: Setup, until: int, checked: bool = True) -> Iterator[TrainStep]:
         """The steps up to this one, each ``checked`` against the log, where it is the run's own."""
-        state, noted = ready.state, time.monotonic()
+        state = ready.state
         if state.step >= until:
             return
         if checked:
@@ -90,35 +80,18 @@ class Replay:
         for step in ready.steps():
             line = self.log.get(step.index, {})
             need(
-                not checked or line.get("loss", step.loss) == step.loss or bool(step.skipped),
-                f"Step {step.index} has the loss {step.loss} now and {line.get('loss')} in "
-                f"{self.folder / 'log.jsonl'}; a replay is exact with the run's data, first weights, "
-                "device and versions alone.",
+                not checked or line.get("loss") in (None, step.loss),
+                f"Step {step.index} has the loss {step.loss} now and another one in log.jsonl; a "
+                "replay needs the run's data, first weights, device and versions.",
             )
             valid = line.get("valid_loss", state.best)
-            at_end = step.index in (state.earlier_ends or ()) or step.last
-            if valid < state.best and (at_end or not state.skipped_in_a_row):
+            if valid < state.best and (step.last or not state.skipped_in_a_row):  # as Save has it
                 state.best, state.best_step = valid, step.index
-            if time.monotonic() - noted > PROGRESS:
-                noted = time.monotonic()
+            if step.index % PROGRESS == 0:
                 note(f"  replayed step {step.index:,} of {until:,}")
             yield step
             if step.index == until:
                 return
-
-
-@contextlib.contextmanager
-def opened(folder: str | Path) -> Iterator[Replay]:
-    """A run whose steps can be computed again; UserError where a folder holds none."""
-    path = Path(folder).expanduser()
-    saved = saved_run(path)
-    need(
-        saved is not None,
-        f"{path} holds no run (run.json); give the folder that a training writes to.",
-    )
-    with started(Parallel(), read_run(saved).train.device) as mesh:
-        need(mesh.alone, "A replay runs in one process; start it without torchrun.")
-        yield Replay(path, mesh)
 
 
 def replay(folder: str | Path, step: int) -> Path:
@@ -140,15 +113,14 @@ def replay(folder: str | Path, step: int) -> Path:
         >>> path = glassformer.replay("out/mine", 1)
         >>> model, tokenizer = glassformer.load(path)
     """
-    with opened(folder) as run:
-        run.check(step)
-        target = run.folder / REPLAYED
-        if step not in checkpoints(run.folder):
-            with lock(target, "replaying"):
-                run_checkpoints.tidy(target)
-                ready = run.start(step)
-                for _ in run.steps(ready, step):
-                    pass
-                plan = ready.plan
-                run_checkpoints.write(target, ready.state, plan.tokenizer, plan.source_tokenizer)
-        return checkpoints(run.folder)[step]
+    run = Replay(folder)
+    run.check(step)
+    target = run.folder / REPLAYED
+    if step not in checkpoints(run.folder):
+        with lock(target, "replaying"):
+            run_checkpoints.tidy(target)
+            ready = run.start(step)
+            list(run.steps(ready, step))
+            tokenizers = ready.plan.tokenizer, ready.plan.source_tokenizer
+            run_checkpoints.write(target, ready.state, *tokenizers)
+    return checkpoints(run.folder)[step]

@@ -23,7 +23,7 @@ from ..core.training.loop import State, TrainStep, seed_piece
 from ..core.training.loss import split
 from ..sight.figures.charts import TableFigure
 from .launch import Setup
-from .replay import opened
+from .replay import Replay
 
 EXCERPT = 60  # characters of a sequence that a line shows
 FORM = "+.9g"  # digits that tell a float32 number from its neighbours
@@ -60,17 +60,21 @@ class WeightHistory:
 
     def lines(self, count: int = 8) -> list[str]:
         """The sum, then the ``count`` updates that changed the number most."""
-        rows = [
-            (f"{self.address} before the first step", self.start),
-            ("weight decay", math.fsum(x.decay for x in self.updates)),
-            ("steps along the gradient", math.fsum(x.move for x in self.updates)),
-            (f"after {len(self.updates):,} updates", self.updates[-1].after),
-            ("missing in the sum", self.remainder),
+        sums = (math.fsum(getattr(x, name) for x in self.updates) for name in ("decay", "move"))
+        row = self.start, *sums, self.updates[-1].after, self.remainder
+        heading = "before the first step", "decay", "move", "after the last", "missing in the sum"
+        largest = sorted(self.updates, key=lambda x: -abs(x.after - x.before))
+        return [
+            self.address,
+            *TableFigure("", heading, [row], (), FORM).lines(),
+            "",
+            *_table(largest[:count]),
         ]
-        largest = sorted(self.updates, key=lambda x: -abs(x.after - x.before))[:count]
-        names = [field.name for field in dataclasses.fields(Update)]
-        table = TableFigure("", names, map(dataclasses.astuple, largest), (), FORM)
-        return [*TableFigure("", (), rows, form=FORM).lines(), "", *table.lines()]
+
+
+def _table(updates: Iterable[Update]) -> list[str]:
+    names = [field.name for field in dataclasses.fields(Update)]
+    return TableFigure("", names, map(dataclasses.astuple, updates), (), FORM).lines()
 
 
 @dataclass(frozen=True)
@@ -97,17 +101,10 @@ class UpdateTexts:
 
     def lines(self, count: int = 8) -> list[str]:
         """The update, then the ``count`` sequences with the largest gradients."""
-        x = self.update
-        rows = [
-            (f"{self.address} before step {x.step:,}", x.before),
-            ("weight decay", x.decay),
-            ("step along the gradient", x.move),
-            ("after", x.after),
-        ]
         terms = [(f"row {x.row}", excerpt(x.text), x.gradient) for x in self.sequences]
-        ends = ("", "gradient of the batch", x.gradient), ("", "rounding", self.difference)
-        table = TableFigure.of_sum(("", "text", "gradient"), terms, count, *ends, form=FORM)
-        return [*TableFigure("", (), rows, form=FORM).lines(), "", *table.lines()]
+        batch = ("", "all", self.update.gradient), ("", "rounding", self.difference)
+        table = TableFigure.of_sum(("", "text", "gradient"), terms, count, *batch, form=FORM)
+        return [self.address, *_table([self.update]), "", *table.lines()]
 
 
 def excerpt(text: str) -> str:
@@ -127,11 +124,11 @@ class Watch:
         self.parameter = trained[name]
         try:
             self.index = tuple(map(int, index.split(",")))
-            self.value()
+            self.value(self.parameter)
         except (ValueError, RuntimeError, IndexError):
             raise UserError(
-                f"{address} is not one number: {name} has the shape "
-                f"{list(self.parameter.shape)}; give an index inside of it, such as {name}[0,1]."
+                f"{address} is not one number: give an index inside of "
+                f"{list(self.parameter.shape)}, such as {name}[0,1]."
             ) from None
         (self.group,) = (group for group in state.optimizer.groups() if name in group["paths"])
         for optimizer in state.optimizer.optimizers:
@@ -139,32 +136,22 @@ class Watch:
                 optimizer.register_step_pre_hook(self._read)
         self.read: tuple[float, ...] = ()  # before, after decay, gradient; of the last step
 
-    def value(self, tensor: Tensor | None = None) -> float:
-        number: float = (self.parameter if tensor is None else tensor)[self.index].item()
+    def value(self, tensor: Tensor) -> float:
+        number: float = tensor[self.index].item()
         return number
 
     def _read(self, *_: object) -> None:
-        grad = self.parameter.grad
+        """Before a step of the optimizer: the value, what decay makes of it, the gradient."""
+        number, group, grad = self.parameter[self.index], self.group, self.parameter.grad
         if grad is not None:
-            self.read = self.value(), self._decayed(), self.value(grad)
-
-    def _decayed(self) -> float:
-        """The number after weight decay alone, by the optimizer's own arithmetic."""
-        group, number = self.group, self.parameter.detach()[self.index].reshape(1).clone()
-        if "momentum" in group:
-            number *= 1 - group["lr"] * group["weight_decay"]
-        else:
-            names = ("lr", "betas", "eps", "weight_decay", "fused")
-            number.grad = torch.zeros_like(number)  # so that decay alone moves it
-            torch.optim.AdamW([number], **{name: group[name] for name in names}).step()
-        value: float = number.item()
-        return value
+            decayed = number * (1 - group["lr"] * group["weight_decay"])  # in fp32, as it does
+            self.read = number.item(), decayed.item(), self.value(grad)
 
     def updates(self, steps: Iterable[TrainStep]) -> Iterator[Update]:
         """The update of each step that was not skipped."""
         for step in steps:
             if self.read:
-                (before, decayed, gradient), after = self.read, self.value()
+                (before, decayed, gradient), after = self.read, self.value(self.parameter)
                 numbers = before, decayed - before, after - decayed, after, gradient
                 yield Update(step.index, *numbers, self.group["lr"], step.loss)
             self.read = ()
@@ -187,11 +174,11 @@ def weight_history(folder: str | Path, address: str) -> WeightHistory:
         >>> history = glassformer.weight_history("out/mine", "decoder.blocks.0.attn.q.weight[5,7]")
         >>> print("\\n".join(history.lines()))
     """
-    with opened(folder) as run:
-        ready = run.start(0)
-        watch = Watch(ready.state, address)
-        start = watch.value()
-        updates = list(watch.updates(run.steps(ready, run.last)))
+    run = Replay(folder)
+    ready = run.start(0)
+    watch = Watch(ready.state, address)
+    start = watch.value(watch.parameter)
+    updates = list(watch.updates(run.steps(ready, run.last)))
     need(bool(updates), f"No step of {folder} moved {address}.")
     return WeightHistory(address, start, updates)
 
@@ -215,25 +202,25 @@ def update_texts(folder: str | Path, address: str, step: int) -> UpdateTexts:
         >>> texts = glassformer.update_texts("out/mine", "decoder.blocks.0.attn.q.weight[5,7]", 1)
         >>> print("\\n".join(texts.lines()))
     """
-    with opened(folder) as run:
-        run.check(step)
-        ready = run.start(step - 1)
-        list(run.steps(ready, step - 1))
-        watch, batch = Watch(ready.state, address), peek(ready)
-        gradients = [
-            watch.value(grad) for (grad,) in row_gradients(ready, batch, [watch.parameter])
-        ]
-        (done,) = steps = list(run.steps(ready, step))
-        updates = list(watch.updates(steps))
-    need(bool(updates), f"Step {step} did not move {address}: {done.skipped or 'no gradient'}.")
+    run = Replay(folder)
+    run.check(step)
+    ready = run.start(step - 1)
+    list(run.steps(ready, step - 1))
+    watch, batch = Watch(ready.state, address), peek(ready)
+    rows = list(
+        zip(texts_of(ready, batch), row_gradients(ready, batch, [watch.parameter]), strict=True)
+    )
+    (done,) = steps = list(run.steps(ready, step))
+    update = next(watch.updates(steps), None)
+    if update is None:
+        raise UserError(f"Step {step} did not move {address}.")
     clip, count = ready.plan.settings.train.clip or math.inf, int((batch.targets >= 0).sum())
     scale = min(1.0, clip / (done.grad_norm + 1e-6)) / count
-    texts = texts_of(ready, batch)
     sequences = [
-        SequenceGradient(row, text, scale * gradient)
-        for row, (text, gradient) in enumerate(zip(texts, gradients, strict=True))
+        SequenceGradient(row, text, scale * watch.value(grad))
+        for row, (text, (grad,)) in enumerate(rows)
     ]
-    return UpdateTexts(address, updates[0], sequences)
+    return UpdateTexts(address, update, sequences)
 
 
 def peek(ready: Setup) -> Batch:
@@ -267,8 +254,7 @@ def row_gradients(
     objective = train_config.objective
     need(
         objective.all_pieces is None and batch.labels is None,
-        f"The loss of {type(objective).__name__} is no sum over targets of single sequences, so "
-        "its steps do not open into texts.",
+        "A loss that compares sequences does not open into them.",
     )
     state.model.train()
     for number, piece in enumerate(split(batch, train_config.accumulate)):

@@ -21,7 +21,6 @@ from .run_file import read_run, saved_run
 from .signals import lock
 
 REPLAYED = "replayed"  # the folder in a run's own for checkpoints that were made again
-PROGRESS = 100  # steps after which a replay says how far it is
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
@@ -87,7 +86,7 @@ class Replay:
             valid = line.get("valid_loss", state.best)
             if valid < state.best and (step.last or not state.skipped_in_a_row):  # as Save has it
                 state.best, state.best_step = valid, step.index
-            if step.index % PROGRESS == 0:
+            if step.index % 100 == 0:
                 note(f"  replayed step {step.index:,} of {until:,}")
             yield step
             if step.index == until:

@@ -25,7 +25,6 @@ from ..sight.figures.charts import TableFigure
 from .launch import Setup
 from .replay import Replay
 
-EXCERPT = 60  # characters of a sequence that a line shows
 FORM = "+.9g"  # digits that tell a float32 number from its neighbours
 
 
@@ -108,7 +107,7 @@ class UpdateTexts:
 
 
 def excerpt(text: str) -> str:
-    return repr(text[:EXCERPT])
+    return repr(text[:60])
 
 
 class Watch:

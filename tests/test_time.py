@@ -14,7 +14,7 @@ from glassformer.cli import main
 from test_sight import close
 
 PAGE = (Path(__file__).parents[1] / "docs/time.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```\n\$ (glassformer .*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+BLOCKS = re.findall(r"^```\n\$ (glassformer [^\n]*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 SETUP = re.search(r"((?:^    .*\n)+)", PAGE, re.MULTILINE)[1].replace("\\\n", " ").splitlines()
 
 

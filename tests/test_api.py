@@ -19,6 +19,14 @@ from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 EXCEPTIONS = {"UserError", "__version__"}
 NAMES = sorted({*glassformer.__all__} - EXCEPTIONS)
+OF_RUNS = {
+    "head_history",
+    "influence",
+    "replay",
+    "training_log",
+    "update_texts",
+    "weight_history",
+}
 TEXT = "Ann saw Rome . Once upon a time two dogs run on the beach . Paris is in the film . " * 4
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -105,7 +113,7 @@ def folder(tmp_path, monkeypatch):
 def test_every_example_runs(name, folder):
     model, tokenizer = model_for(name)
     if "out/mine" in sections(name)["Example"]:
-        if name == "training_log":
+        if name in OF_RUNS:
             glassformer.train("a.toml", out="out/mine")
         else:
             glassformer.save(model, "out/mine", tokenizer)

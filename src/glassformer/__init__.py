@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     from .formats.extend import use
     from .formats.hub import push
     from .formats.store import load, save
+    from .runs.head_history import head_history
     from .runs.history import training_log
+    from .runs.influences import influence
+    from .runs.replay import replay
+    from .runs.updates import update_texts, weight_history
     from .serve.engine import Engine
     from .sight import (
         Probe,
@@ -74,7 +78,9 @@ __all__ = [
     "fill",
     "fit_tuned_lens",
     "generate",
+    "head_history",
     "head_scores",
+    "influence",
     "load",
     "logit_lens",
     "look",
@@ -82,6 +88,7 @@ __all__ = [
     "probe",
     "push",
     "quantize",
+    "replay",
     "saliency",
     "save",
     "tag",
@@ -90,8 +97,10 @@ __all__ = [
     "train",
     "training_log",
     "translate",
+    "update_texts",
     "use",
     "verify",
+    "weight_history",
     "word_in_contexts",
 ]
 
@@ -102,6 +111,10 @@ _HOME = {
     "generate": ".core.generation",
     "train": ".runs",
     "training_log": ".runs",
+    "replay": ".runs.replay",
+    "influence": ".runs.influences",
+    "head_history": ".runs.head_history",
+    **dict.fromkeys(("update_texts", "weight_history"), ".runs.updates"),
     "look": ".sight",
     "patch_grid": ".sight",
     "Probe": ".sight",

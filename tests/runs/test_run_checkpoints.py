@@ -116,7 +116,7 @@ def test_what_a_killed_rotation_left_is_removed_on_resume(tmp_path):
         hook=lambda step: run_checkpoints.save(tmp_path, step.state),
     )
     assert len(run_checkpoints.steps(tmp_path)) == 4  # killed before the others were removed
-    restore_newest(tmp_path, run_checkpoints.newest(tmp_path), new_state(), 2)
+    restore_newest(tmp_path, run_checkpoints.newest(tmp_path), new_state(), run.Train(keep=2))
     assert [p.name for p in run_checkpoints.steps(tmp_path)] == [
         "step-000003",
         "step-000004",

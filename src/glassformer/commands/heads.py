@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from .common import CommandOutput
 from .options import ModelOptions
 from .parsing import Count
@@ -9,6 +11,7 @@ from .parsing import Count
 EXAMPLES = (
     "glassformer heads tiny",
     "glassformer heads tiny --sort induction --top 5",
+    "glassformer heads out/induction --over-time",
 )
 
 
@@ -20,6 +23,7 @@ def run(
     draws: int = 8,
     length: int = 32,
     seed: int = 0,
+    over_time: bool = False,
 ) -> CommandOutput:
     """Scores every attention head on repeated random tokens.
 
@@ -27,8 +31,17 @@ def run(
     top N: show only the first N
     draws N: random texts to measure on
     length L: tokens of each text, repeated once
+    over_time: MODEL is a run's folder; one score (--sort, by default induction) of the first N heads
+        at each checkpoint, beside the loss
     json: every number, with its baseline and deviation, as JSON
     """
+    if over_time:
+        from ..runs.head_history import head_history
+
+        history = head_history(options.model, draws=draws, length=length, seed=seed)
+        return CommandOutput(
+            lambda: asdict(history), lambda: history.lines(sort or "induction", top or 4)
+        )
     from .. import sight as inspection
 
     model, tokenizer = options.load()

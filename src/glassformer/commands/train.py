@@ -15,6 +15,7 @@ from .parsing import Words, split_settings
 EXAMPLES = (
     "glassformer train --data.train notes.txt --out out/mine",
     "glassformer train runs/demo.toml --out out/demo --steps 500 --decoder.depth 8",
+    "glassformer train --out out/demo --at 137",
 )
 EPILOG = (
     "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe "
@@ -23,13 +24,14 @@ EPILOG = (
     "--train.objective Masked."
 )
 QWEN3 = "-qwen3"  # a glass recipe in the shape of Qwen3
-USAGE = "glassformer train [RUN.toml] --out DIR [--resume] [--NAME VALUE ...]"
+USAGE = "glassformer train [RUN.toml] --out DIR [--resume | --at STEP] [--NAME VALUE ...]"
 
 
 def run(
     *words: str,
     out: str | None = None,
     resume: bool = False,
+    at: int | None = None,
     exportable: bool = False,
     settings: bool = False,
     use: Words = (),
@@ -38,6 +40,7 @@ def run(
 
     out DIR: the folder of checkpoints, log and curves
     resume: continue from the last checkpoint in DIR
+    at STEP: make the checkpoint of this step of the run in DIR again, with the same bytes
     exportable: train a glass recipe in Qwen3's shape, for transformers and llama.cpp
     settings: list every setting with its type, default and meaning
     """
@@ -53,6 +56,15 @@ def run(
             if out is None
             else "--out is empty; name a folder."
         )
+    if at is not None:
+        need(
+            not (words or resume or exportable),
+            "--at repeats the run in --out as it was; leave the other settings out.",
+        )
+        from ..runs.replay import replay
+
+        print(replay(out, at))
+        return None
     named, changes = split_settings(words)
     folder = Path(out)
     # what is not given now stays

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from ..core.errors import need, note
 from .common import CommandOutput
 from .options import Edits, ModelOptions, Text
-from .parsing import Whole
+from .parsing import Count, Whole
 
 EXAMPLES = (
     'glassformer why tiny "O Romeo, Romeo! wherefore art" "logits[2,5]"',
     'glassformer why --model-file model.py:make "5 3 8" "output[0,2,7]" --up 3',
     'glassformer why tiny "The cat sat" "decoder.blocks.3.attn.scores[0,2,1]" --up 3',
+    'glassformer why out/mine "decoder.blocks.3.attn.q.weight[5,7]" --time --step 12',
+    'glassformer why out/mine "O Romeo, Romeo!" --influence 10',
 )
 
 
@@ -27,6 +30,9 @@ def run(
     up: Whole = 0,
     terms: Whole = 8,
     edit: Edits = (),
+    time: bool = False,
+    step: int | None = None,
+    influence: Count | None = None,
 ) -> CommandOutput:
     """Opens one number of a forward pass to its operands.
 
@@ -37,12 +43,20 @@ def run(
     with_transformers: load the folder MODEL with the library transformers
     up N: follow the largest term N steps back (0)
     terms N: show the N largest terms of each number
+    time: MODEL is a run's folder and ADDRESS a weight; opens it into its first value and its updates
+    step K: with --time, open the update of step K into the texts of its batch
+    influence N: MODEL is a run's folder; the N sequences of its training that moved the loss of TEXT
+        most, and the loss without each
     json: every number as JSON
     """
+    need(step is None or time, "--step opens an update of a run; add --time.")
     if model_file is not None:  # it stands for MODEL, so the words move up
         text, address = options.model, text
     need(text is not None, 'Give the text that the model reads, as in why MODEL "The cat".')
     assert text is not None
+    if time or influence is not None:
+        need(address is None, "A run is opened at one weight, or for one text; quote it.")
+        return _in_time(options.model, text, step, influence, terms)
     if model_file is not None or with_transformers:
         need(not edit, "--edit is for models of Glassformer's families.")
         need(
@@ -70,6 +84,23 @@ def run(
         shape_record = {"address": value.address, "axes": list(axes), "shape": list(shape)}
         return CommandOutput(shape_record, [f"{value.address}: {sides}"])
     return _opened(tape, address, up, terms)
+
+
+def _in_time(
+    run: str, subject: str, step: int | None, left_out: int | None, terms: int
+) -> CommandOutput:
+    """A weight of a run, one of its updates, or the influence of sequences on a text."""
+    from ..runs import influences, updates
+
+    if left_out is not None:
+        effect = influences.influence(run, subject, count=left_out)
+        return CommandOutput(lambda: asdict(effect), effect.lines)
+    result = (
+        updates.update_texts(run, subject, step)
+        if step is not None
+        else updates.weight_history(run, subject)
+    )
+    return CommandOutput(lambda: asdict(result), lambda: result.lines(terms))
 
 
 def _foreign(tape: Any, address: str | None, up: int, terms: int) -> CommandOutput:

@@ -10,7 +10,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,10 @@ class Evaluate:
     mesh: Mesh = ALONE
     count: int = 0  # batches of the last evaluation
     routes: RouteCounts = field(default_factory=RouteCounts)
+    save_at: Collection[int] = ()
 
     def __call__(self, step: TrainStep) -> None:
-        if step.due(self.every):
+        if step.due(self.every) or (self.every and step.index in self.save_at):
             model = step.state.eval_model()
             # of each process that has rows or blocks of its own
             gather = functools.partial(self.mesh.gather_along, ("pipeline", *ROWS, "context"))
@@ -120,9 +121,9 @@ class Evaluate:
 class Save:
     """Keeps the last checkpoints and the best one of a run folder.
 
-    It saves ``every`` so many steps, at a new best validation loss and at the end. A skipped step
-    left the weights as they were: after one they are saved only where no checkpoint has them yet,
-    or where the run ends.
+    It saves ``every`` so many steps, at each step of ``save_at``, at a new best validation loss and
+    at the end. A skipped step left the weights as they were: after one they are saved only where no
+    checkpoint has them yet, or where the run ends.
     """
 
     folder: Path
@@ -130,6 +131,7 @@ class Save:
     keep: int
     tokenizer: Any = None
     source_tokenizer: Any = None
+    save_at: Collection[int] = ()
 
     def __call__(self, step: TrainStep) -> None:
         state, better = step.state, False
@@ -139,7 +141,8 @@ class Save:
             and (step.last or not state.skipped_in_a_row)
         ):
             state.best, state.best_step, better = step.valid_loss, step.index, True
-        if better or step.last or (step.due(self.every) and not state.skipped_in_a_row):
+        due = step.due(self.every) or step.index in self.save_at
+        if better or step.last or (due and not state.skipped_in_a_row):
             self.save(step)
 
     def save(self, step: TrainStep) -> None:
@@ -151,7 +154,7 @@ class Save:
         if step.last or not step.state.skipped_in_a_row or moved > kept_step:
             run_checkpoints.save(self.folder, step.state, self.tokenizer, self.source_tokenizer)
             if mesh.is_first:
-                run_checkpoints.rotate(self.folder, self.keep)
+                run_checkpoints.rotate(self.folder, self.keep, self.save_at)
 
 
 class Rank0Hooks:

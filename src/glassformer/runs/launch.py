@@ -11,7 +11,7 @@ import contextlib
 import importlib.util
 import math
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,31 @@ class RunResult:
     signal: int | None = None
 
 
+@dataclass(frozen=True)
+class Setup:
+    """A run before its next step; ``notes`` are what a reader may know of it, ``frozen`` the number
+    of weights that do not train."""
+
+    plan: RunPlan
+    data: RunData
+    state: State
+    execution: ExecutionSettings
+    notes: tuple[str, ...]
+    frozen: int
+
+    def steps(self) -> Iterator[TrainStep]:
+        """The steps from where the state stands."""
+        state, train_config = self.state, self.plan.settings.train
+        return train(
+            state.model,
+            state.batches,
+            train_config.objective,
+            train_config,
+            state=state,
+            execution=self.execution,
+        )
+
+
 def run(
     settings: Run,
     out: Path,
@@ -112,73 +137,18 @@ def _train(
     chosen: str,
     mesh: Mesh,
 ) -> RunResult:
-    train_config = in_pieces(settings.train, before, mesh, out)
     named = mesh.first(str(run_checkpoints.newest(out) or "") if before else "")
     start = Path(named) if named else None
-    has_tensorboard = importlib.util.find_spec("tensorboard") is not None
-    need(
-        has_tensorboard or not train_config.tensorboard,
-        "train.tensorboard is true, but it is missing: pip install tensorboard.",
-    )
-    device = mesh.device
-    if train_config.device or device.type != "cpu":
-        note(f"Training on {devices.title(device)}.")
-    plan = with_tokenizer(plan_run(replace(settings, train=train_config), start), mesh)
-    check(train_config, plan.model, mesh)
-    if before:
-        must_be_same(before.get("model"), serial.to_dict(plan.model), out, "model")
-    if "extended" in before:
-        note(before["extended"])
-    with mesh.rank0_first():
-        data = run_data(plan, mesh)
-    data = replace(data, batches=read_ahead(data.batches, device))
-    layout = layout_of(plan, train_config, mesh, train_config.dtype)
-    needed = plan.memory(train_config.dtype) if mesh.alone else layout.memory * mesh.neighbours_here
-    free = available_memory(device)
-    if free is not None and needed > free:
-        raise UserError(
-            f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; "
-            "lower train.batch or train.context, raise train.accumulate, or take a smaller "
-            "model."
-        )
-    model, notes = build(plan, device, start is None, mesh)
-    for line in (*plan.notes, *notes, *data.notes):
+    ready = set_up(settings, out, before, start, mesh, start is None)
+    plan, data, state, execution = ready.plan, ready.data, ready.state, ready.execution
+    train_config = plan.settings.train
+    for line in ready.notes:
         if "--data.separator" not in line or "--data.separator" not in chosen:  # said already
             note(line)
-    base = base_of(settings)
-    frozen_digest = None if base is None else f"sha256:{store.digest(model, frozen=True)}"
-    if before.get("execution"):  # as decided for the run that is resumed
-        execution: ExecutionSettings = serial.from_dict(ExecutionSettings, before["execution"])
-    elif not mesh.alone:
-        table = mesh.first(serial.to_dict(choose_by_table(plan.model, device, train_config)))
-        execution = serial.from_dict(ExecutionSettings, table)
-    else:
-        cursor = data.batches.state()
-        batch = next(data.batches)
-        data.batches.restore(cursor)
-        execution = choose_execution(model, batch, train_config.objective, train_config)
-    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    if not mesh.alone:
-        empty = next(model.parameters()).is_meta
-        shard(model, mesh, execution.dtype, mesh.layout.exact)
-        if empty:
-            model.to_empty(device=device)
-            if start is None:
-                draw_weights(model, mesh, train_config.seed)
-    state = shared_state(
-        model,
-        train_config.optimizer,
-        data.batches,
-        mesh,
-        labels=plan.labels,
-        base_model=base,
-        frozen_digest=frozen_digest,
-    )
-    state.earlier_ends = tuple(before.get("ended", ()))
     if start is not None:
-        restore_newest(out, start, state, train_config.keep)
+        restore_newest(out, start, state, train_config)
         note(f"Going on from {start}, step {state.step} of {train_config.steps}.")
-    announce(plan, data, execution, frozen)
+    announce(plan, data, execution, ready.frozen)
     note_layout(layout_of(plan, train_config, mesh, execution.dtype), mesh)
     run_info: dict[str, Any] = {"data": settings.data, "train": settings.train, "model": plan.model}
     run_info |= {"execution": execution, "pieces": train_config.accumulate}
@@ -204,18 +174,7 @@ def _train(
             sampled = Sample(writes, train_config.sample_every, out / "samples.jsonl", mesh)
             hooks, save = _hooks(opened, plan, data, state, out, sampled, live)
             ended = _stale(state, train_config)
-            steps = (
-                ()
-                if ended
-                else train(
-                    model,
-                    data.batches,
-                    train_config.objective,
-                    train_config,
-                    state=state,
-                    execution=execution,
-                )
-            )
+            steps = () if ended else ready.steps()
 
             def should_stop() -> Any:
                 # the time that is left is of steps, not of pauses
@@ -237,6 +196,83 @@ def _train(
     return RunResult(out, state.step, step.loss if step else None, valid)
 
 
+def set_up(
+    settings: Run,
+    out: Path,
+    before: dict[str, Any],
+    start: Path | None,
+    mesh: Mesh,
+    fresh: bool,
+) -> Setup:
+    """The model, data and optimizer of a run; ``start`` is a checkpoint whose tokenizer it has.
+    Unless it begins ``fresh``, a checkpoint's state will take the place of this one.
+
+    ``before`` is run.json of the run in ``out``, empty for a new one. Raises UserError where the
+    settings do not fit it, the data or the memory.
+    """
+    train_config = in_pieces(settings.train, before, mesh, out)
+    has_tensorboard = importlib.util.find_spec("tensorboard") is not None
+    need(
+        has_tensorboard or not train_config.tensorboard,
+        "train.tensorboard is true, but it is missing: pip install tensorboard.",
+    )
+    device = mesh.device
+    notes = []
+    if train_config.device or device.type != "cpu":
+        notes.append(f"Training on {devices.title(device)}.")
+    plan = with_tokenizer(plan_run(replace(settings, train=train_config), start), mesh)
+    check(train_config, plan.model, mesh)
+    if before:
+        must_be_same(before.get("model"), serial.to_dict(plan.model), out, "model")
+    if "extended" in before:
+        notes.append(before["extended"])
+    with mesh.rank0_first():
+        data = run_data(plan, mesh)
+    data = replace(data, batches=read_ahead(data.batches, device))
+    layout = layout_of(plan, train_config, mesh, train_config.dtype)
+    needed = plan.memory(train_config.dtype) if mesh.alone else layout.memory * mesh.neighbours_here
+    free = available_memory(device)
+    if free is not None and needed > free:
+        raise UserError(
+            f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; "
+            "lower train.batch or train.context, raise train.accumulate, or take a smaller "
+            "model."
+        )
+    model, built = build(plan, device, fresh, mesh)
+    notes += [*plan.notes, *built, *data.notes]
+    base = base_of(settings)
+    frozen_digest = None if base is None else f"sha256:{store.digest(model, frozen=True)}"
+    if before.get("execution"):  # as decided for the run that is resumed
+        execution: ExecutionSettings = serial.from_dict(ExecutionSettings, before["execution"])
+    elif not mesh.alone:
+        table = mesh.first(serial.to_dict(choose_by_table(plan.model, device, train_config)))
+        execution = serial.from_dict(ExecutionSettings, table)
+    else:
+        cursor = data.batches.state()
+        batch = next(data.batches)
+        data.batches.restore(cursor)
+        execution = choose_execution(model, batch, train_config.objective, train_config)
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    if not mesh.alone:
+        empty = next(model.parameters()).is_meta
+        shard(model, mesh, execution.dtype, mesh.layout.exact)
+        if empty:
+            model.to_empty(device=device)
+            if fresh:
+                draw_weights(model, mesh, train_config.seed)
+    state = shared_state(
+        model,
+        train_config.optimizer,
+        data.batches,
+        mesh,
+        labels=plan.labels,
+        base_model=base,
+        frozen_digest=frozen_digest,
+    )
+    state.earlier_ends = tuple(before.get("ended", ()))
+    return Setup(plan, data, state, execution, tuple(notes), frozen)
+
+
 def _hooks(
     opened: contextlib.ExitStack,
     plan: RunPlan,
@@ -249,10 +285,20 @@ def _hooks(
     """The hooks of every step, closed with ``opened``; logs come before checkpoints."""
     train_config, logs, mesh = plan.settings.train, list[Any](), mesh_of(state)
     save = Save(
-        out, train_config.save_every, train_config.keep, plan.tokenizer, plan.source_tokenizer
+        out,
+        train_config.save_every,
+        train_config.keep,
+        plan.tokenizer,
+        plan.source_tokenizer,
+        train_config.save_at,
     )
     evaluate = Evaluate(
-        data.validation, train_config.objective, train_config.evaluate_every, plan.labels, mesh
+        data.validation,
+        train_config.objective,
+        train_config.evaluate_every,
+        plan.labels,
+        mesh,
+        save_at=train_config.save_at,
     )
     if mesh.is_first:
         if any(isinstance(module, MoE) for module in state.model.modules()):

@@ -22,6 +22,7 @@ MAY_CHANGE_ON_RESUME = (
     "evaluate_every",
     "save_every",
     "keep",
+    "save_at",
     "sample_every",
     "tensorboard",
 )
@@ -117,17 +118,17 @@ def is_stale(step: int, best: int | None, ended: Any, early_stop: int, evaluate_
     return bool(step - max(best, *ended, 0) >= early_stop * evaluate_every)
 
 
-def restore_newest(out: Path, start: Path, state: State, keep: int) -> None:
+def restore_newest(out: Path, start: Path, state: State, train_config: Train) -> None:
     """Take up the newest checkpoint; where it is damaged, say how to go on from the one before.
 
-    A process that was killed while it removed old checkpoints left more than ``keep``: that is done
-    now.
+    A process that was killed while it removed old checkpoints left more than ``train.keep``: that
+    is done now.
     """
     try:
         run_checkpoints.restore(start, state)
         run_checkpoints.point(out, state)
         if mesh_of(state).is_first:
-            run_checkpoints.rotate(out, keep)
+            run_checkpoints.rotate(out, train_config.keep, train_config.save_at)
     except UserError as error:
         older = [path for path in run_checkpoints.steps(out) if path != start]
         if not older:

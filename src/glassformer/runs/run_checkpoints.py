@@ -13,6 +13,7 @@ import math
 import operator
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,14 @@ LEFTOVERS = re.compile(rf"\.({STEP.pattern}|last|best|(run|log|curves)\.\w+)\.(.
 
 
 def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: Any = None) -> Path:
-    """Write ``folder/step-NNNNNN`` and point ``folder/last`` at it, ``folder/best`` at the best.
+    """Write ``folder/step-NNNNNN`` and point ``folder/last`` at it, ``folder/best`` at the best."""
+    path = write(folder, state, tokenizer, source_tokenizer)
+    point(folder, state)
+    return path
+
+
+def write(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: Any = None) -> Path:
+    """Write ``folder/step-NNNNNN``.
 
     A checkpoint of this step that is there already stays. Raises UserError when a weight is not
     finite or the disk is full; what was saved before still stands.
@@ -92,7 +100,6 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
                 {SUMS: "".join(f"{digest}  {name}\n" for name, digest in digests.items())},
                 mesh,
             )
-    point(folder, state)
     return path
 
 
@@ -200,12 +207,13 @@ def number(path: Path) -> int:
     return int(path.name[5:])
 
 
-def rotate(folder: Path, keep: int) -> None:
-    """Remove all checkpoints but the newest ``keep``, and those that ``last`` and ``best`` name."""
+def rotate(folder: Path, keep: int, save_at: Collection[int] = ()) -> None:
+    """Remove all checkpoints but the newest ``keep``, those of the steps ``save_at``, and those that
+    ``last`` and ``best`` name."""
     named = {
         (folder / name).read_text().strip() for name in ("last", "best") if (folder / name).exists()
     }
-    for path in steps(folder)[:-keep]:
+    for path in [path for path in steps(folder) if number(path) not in save_at][:-keep]:
         if path.name not in named:
             # half a checkpoint never bears a good name
             gone = path.rename(path.with_name(f".{path.name}.old"))

@@ -68,6 +68,7 @@ class Train:
     evaluate_batches: PositiveInt = 20  # the most batches of a validation on running text
     save_every: Interval = 500  # steps between checkpoints, 0: only at the end
     keep: PositiveInt = 2  # newest checkpoints that are kept, beside the best
+    save_at: tuple[PositiveInt, ...] = ()  # steps that are validated, saved and kept as well
     sample_every: Interval = 200  # steps between samples, 0: never
     tensorboard: bool | None = None  # write TensorBoard's files; none: where it is installed
 

@@ -201,7 +201,8 @@ def from_dict(kind: Any, raw: Any, path: str = "") -> Any:
             return raw
         raise _error(path, f"{_show(raw)} is not one of {', '.join(map(json.dumps, args))}.")
     if origin is tuple:
-        items = raw if isinstance(raw, list | tuple) else [raw]
+        listed = _parse(f"[{raw}]") if isinstance(raw, str) else raw  # --save-at 1,2,4
+        items = listed if isinstance(listed, list | tuple) else [raw]
         return tuple(from_dict(args[0], item, f"{path}.{i}") for i, item in enumerate(items))
     if origin is dict:
         if not isinstance(raw, Mapping):

@@ -204,7 +204,12 @@ class TableFigure:
 
     @classmethod
     def of_sum(
-        cls, heading: Sequence[str], terms: Iterable[Sequence[Any]], most: int, *totals: Any
+        cls,
+        heading: Sequence[str],
+        terms: Iterable[Sequence[Any]],
+        most: int,
+        *totals: Any,
+        form: str = "+.4f",
     ) -> TableFigure:
         """The ``most`` largest terms of a sum, which are the last cells of their rows, all others in
         one row, and the ``totals`` below them."""
@@ -212,7 +217,7 @@ class TableFigure:
         rows = ordered[:most]
         if smaller := [row[-1] for row in ordered[most:]]:
             rows.append((f"{len(smaller):,} more", "", math.fsum(smaller)))
-        return cls("", heading, [*rows, *totals], (0, 1), "+.4f")
+        return cls("", heading, [*rows, *totals], (0, 1), form)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", [list(map(self._cell, row)) for row in self.rows])

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from glassformer.serve.engine.scheduler import (
+    FairQueue,
     OutOfPages,
     PagePool,
     PrefixCache,
@@ -317,3 +318,10 @@ def test_prompts_of_two_clients_are_read_in_turns():
             scheduler.done(chunk)
     assert texts[5].computed >= 36
     assert sum(text.computed for text in texts) <= 90
+
+
+def test_clients_take_turns():
+    turns = FairQueue[Sequence]()
+    for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
+        turns.add(sequence_of([number], client))
+    assert [turns.pop().ids[0] for _ in range(6)] == [1, 4, 5, 2, 6, 3]

@@ -71,12 +71,12 @@ class Influence:
             (name, x.spearman, x.together)
             for name, x in (("most influential", self.largest), ("random", self.random))
         ]
-        ends = (f"{len(rows)} sequences", "rank correlation", "all left out")
+        titles = (f"{len(rows)} sequences", "rank correlation", "all left out")
         return [
             f"The loss of the text is {self.loss:.4f}. Without a sequence it rises by:",
             *TableFigure("", heading, rows, (2,), "+.2e").lines(),
             "",
-            *TableFigure("", ends, sums, form="+.4f").lines(),
+            *TableFigure("", titles, sums, form="+.4f").lines(),
         ]
 
 
@@ -127,8 +127,8 @@ def influence(folder: str | Path, text: str, *, count: int = 10, seed: int = 0) 
         pairs = [x.estimate for x in measured], [x.measured for x in measured]
         return LeftOutAlone(measured, rise(rows), correlations(*pairs)["spearman"])
 
-    others = random.Random(seed).sample(estimates[count:], count)
-    return Influence(loss, measure(estimates[:count]), measure(others))
+    random_rows = random.Random(seed).sample(estimates[count:], count)
+    return Influence(loss, measure(estimates[:count]), measure(random_rows))
 
 
 def _mean_loss(ready: Setup, text: str) -> Any:

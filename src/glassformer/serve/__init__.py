@@ -5,7 +5,7 @@ completions    texts continued                 chat        conversations
 tools          calls of tools                  responses   conversations as items
 grammars       answers held to a schema
 prometheus     counters and histograms
-fair_queue     clients in turns               lanes       threads and bytes that they share
+lanes          threads and bytes that clients share
 served_models  models with their engines; texts as ids, off the event loop; a request to a model
 inspecting     a look inside                   encoding    vectors, ranks, labels
 searching      blanks, translations            server      connections, signals, the process

@@ -294,8 +294,8 @@ async def encode_messages(
     def render() -> list[int]:
         rendered = [message.to_template() for message in messages]
         offered = [tool.model_dump(exclude_none=True) for tool in tools] or None
-        parts = [*rendered, *(offered or ())]
-        served.check_lengths([json.dumps(part, ensure_ascii=False) for part in parts], "messages")
+        objects = [*rendered, *(offered or ())]
+        served.check_lengths([json.dumps(x, ensure_ascii=False) for x in objects], "messages")
         return encode(rendered, True, offered)
 
     return await context.run(context.size, render)

@@ -24,7 +24,7 @@ from starlette.requests import Request
 
 from .asgi.limits import MOST_BODIES, SMALL_WORK
 from .asgi.replies import HttpError, disconnected, until_disconnect
-from .fair_queue import FairQueue
+from .engine.scheduler import FairQueue
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

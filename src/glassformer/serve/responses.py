@@ -79,8 +79,8 @@ class InputItem(RequestBody):
 
     def to_message(self) -> JsonObject:
         """The message of a chat."""
-        parts = self.output or self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        content = self.output or self.content
+        text = content if isinstance(content, str) else "".join(x.text for x in content)
         match self.type:
             case "function_call_output":
                 return {"role": "tool", "tool_call_id": self.call_id, "content": text}
@@ -256,10 +256,10 @@ class ResponseWriter:
     def _read(self, data: bytes) -> Iterator[bytes]:
         """Yields the events of a chat's chunk."""
         chunk = json.loads(data.removeprefix(b"data: "))
-        if counts := chunk.get("usage"):
+        if chat_usage := chunk.get("usage"):
             usage = {
                 name.replace("prompt", "input").replace("completion", "output"): count
-                for name, count in counts.items()
+                for name, count in chat_usage.items()
             }
             usage["input_tokens_details"]["cache_write_tokens"] = 0
             self.response["usage"] = usage

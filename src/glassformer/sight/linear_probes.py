@@ -109,7 +109,7 @@ class Probe(Shown):
         edits: Edits = (),
     ) -> Tensor:
         """Scores of each token of a text (T), how far along the direction it is: 0 at the mean of all texts, 1 at
-        the mean of the label's. It is (x - mean) @ direction / |direction|^2."""
+        the mean of the label's. It is ``(x - mean) @ direction / |direction|^2``."""
         self.must_fit(model)
         address = address or self.best
         mean, along = (self.tensor(address, kind, toward).double() for kind in KINDS)
@@ -231,10 +231,10 @@ def probe(
     rows.sort(key=lambda row: row[0].shape[1])
     names, numbers = np.unique([label for _, label in rows], return_inverse=True)
     need(len(names) > 1, "The texts have one label; a probe tells two or more apart.")
-    counts = np.bincount(numbers)
+    sizes = np.bincount(numbers)
     need(
-        counts.min() >= HELD_OUT,
-        f'The label "{names[counts.argmin()]}" has {counts.min()} different texts; a probe needs '
+        sizes.min() >= HELD_OUT,
+        f'The label "{names[sizes.argmin()]}" has {sizes.min()} different texts; a probe needs '
         f"{HELD_OUT}.",
     )
     must_match(addresses, all_paths(model))

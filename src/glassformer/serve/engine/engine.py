@@ -40,14 +40,13 @@ from ...core.generation.sample import likeliest
 from ...core.nn import Model
 from ...core.nn.finite import is_finite, must_be_finite
 from ...sight.reading import one_token
-from ..fair_queue import FairQueue
 from .beam_search import BeamSearch
 from .encoder import check_encode, encode
 from .looks import prepare_looks
 from .page_memory import MemoryPlan, plan_memory
 from .results import Event, FinishReason, TokenLogprob
 from .runner import PagedRunner, logit_positions, record_scores, wants_scores
-from .scheduler import Scheduler
+from .scheduler import FairQueue, Scheduler
 from .sequence import (
     Channel,
     Encode,

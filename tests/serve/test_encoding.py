@@ -9,6 +9,7 @@ import struct
 import pytest
 import torch
 
+from glassformer.serve.asgi.limits import MOST_TEXTS
 from glassformer.tasks import predictions, translation
 
 from .conftest import opened
@@ -83,6 +84,13 @@ def test_score_by_vectors_and_by_a_model_for_pairs(server, other_models):
     pairs = [(TEXTS[0], text) for text in TEXTS]
     logits = predictions.classify(*opened(other_models["pairs"]), pairs).probabilities
     assert scores(server, "pairs") == pytest.approx(logits.sigmoid()[:, 0].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("model", ["vectors", "pairs"])
+def test_as_many_documents_as_texts_of_a_request_are_ranked(server, model):
+    documents = [TEXTS[number % 3] for number in range(MOST_TEXTS)]
+    results = server.json(RERANK, model=model, query=TEXTS[0], documents=documents)["results"]
+    assert len(results) == MOST_TEXTS
 
 
 @pytest.mark.parametrize("model", ["vectors", "pairs"])

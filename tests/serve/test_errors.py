@@ -98,7 +98,7 @@ def test_what_computes(client, monkeypatch, capsys, path, error):
         ("/v1/models", app, "model_card"),
         ("/v1/models/tiny", app, "model_card"),
         ("/metrics", Metrics, "text"),
-        ("/tokenize", app, "check_count"),
+        ("/tokenize", app, "check_characters"),
     ],
 )
 def test_what_says(client, monkeypatch, capsys, path, home, name, error):

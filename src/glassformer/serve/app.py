@@ -29,7 +29,7 @@ from .lanes import ByteBudget, Lanes
 from .prometheus import Metrics
 from .responses import ResponseAnswer, ResponseRequest, respond
 from .schemas import CompletionRequest, Ids, ModelRequest
-from .served_models import Context, Registry, ServedModel, check_count, check_ids, endpoint
+from .served_models import Context, Registry, ServedModel, check_characters, check_ids, endpoint
 
 ERRORS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 HINT = "use its IP address, 127.0.0.1 or localhost, or start it with --allow-host NAME"
@@ -140,7 +140,7 @@ async def tokenize(context: Context, body: TokenizeRequest) -> TokenizeAnswer:
         ids = await encode_messages(context, body.messages)
     else:
         text = body.prompt or ""
-        check_count([text], "prompt")
+        check_characters([text], "prompt")
         bos = body.add_special_tokens and served.starts_with_bos
         ids = await context.run(len(text), partial(served.tokenizer.encode, text, bos=bos))
     pieces = None

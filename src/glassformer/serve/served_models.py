@@ -37,7 +37,7 @@ from ..sight.edits import Edit
 from ..sight.tuned_lens import fingerprint
 from ..tasks.predictions import prompt, tags
 from .asgi.body_errors import validation_error
-from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS, MOST_TEXTS
+from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS
 from .asgi.replies import (
     HttpError,
     RequestStats,
@@ -147,7 +147,7 @@ class ServedModel(InMemoryEntry):
 
     def check_lengths(self, texts: Sequence[object], param: str) -> None:
         """Raises HttpError 400 for texts that cannot fit, by their characters alone."""
-        check_count(texts, param)
+        check_characters(texts, param)
         longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
         message = (
             f"A text of {longest} characters cannot fit in the context of {self.context} tokens; "
@@ -185,13 +185,8 @@ class ServedModel(InMemoryEntry):
         return rows
 
 
-def check_count(texts: Sequence[object], param: str) -> None:
-    """Raises HttpError 400 for more texts, or more characters of them, than a request may hold."""
-    refuse(
-        len(texts) > MOST_TEXTS,
-        f"These are {len(texts)} texts; a request may hold {MOST_TEXTS}.",
-        param,
-    )
+def check_characters(texts: Sequence[object], param: str) -> None:
+    """Raises HttpError 400 for more characters of texts than a request may hold."""
     total = sum(len(text) for text in texts if isinstance(text, str))
     refuse(
         total > MOST_CHARACTERS,

@@ -93,7 +93,7 @@ def log_probability(model, tokenizer, prompt, answer):
 def test_the_loss_is_that_of_the_paper(method, tokenizer, pairs):
     reference = build_model(shape(tokenizer), seed=1).eval()
     model = moved(reference)
-    objective = Preference(method, beta=0.3, margin=0.5)
+    objective = Preference(method, beta=0.3, margin=0.5 if method == "simpo" else 1.0)
     loss = objective.loss(model, batch_of(objective, tokenizer, pairs, reference))
     total = 0.0
     sigmoid = lambda x: 1 / (1 + math.exp(-x))  # noqa: E731
@@ -299,7 +299,7 @@ def test_the_loss_without_a_reference_is_that_of_trl(method, tokenizer, pairs, t
 
         trainer = SimpleNamespace(beta=0.3, accelerator=SimpleNamespace(device="cpu"))
         expected = -(means[0] + ORPOTrainer.odds_ratio_loss(trainer, *means)[0]).sum()
-    objective = Preference(method, beta=0.3, margin=0.5)
+    objective = Preference(method, beta=0.3, margin=0.5 if method == "simpo" else 1.0)
     batch = batch_of(objective, tokenizer, pairs, model)
     loss = objective.loss(model, batch, 0.1 if method == "simpo" else 0.0)
     assert_close(loss.sum, expected.float(), atol=1e-5, rtol=1e-6)
@@ -343,3 +343,8 @@ def test_the_loss_of_answers_is_that_of_trl(tokenizer, tmp_path, trl):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     loss = Chat().loss(model, batch_of(Chat(), tokenizer, str(path), model))
     assert_close(loss.sum / loss.count, expected.float(), atol=1e-5, rtol=0)
+
+
+def test_a_margin_that_changes_nothing_is_refused():
+    with mistake("margin is for simpo alone"):
+        Preference("dpo", margin=0.5)

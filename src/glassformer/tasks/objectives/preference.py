@@ -49,6 +49,10 @@ class Preference(Conversations):
     optional = ("prompt",)
     without_reference = 'method = "simpo"'
 
+    def __post_init__(self) -> None:
+        only_simpo = 'margin is for simpo alone; leave it out, or set method = "simpo".'
+        need(self.method == "simpo" or self.margin == 1.0, only_simpo)
+
     @property
     def needs_reference(self) -> bool:
         """True if the loss compares with the model that training begins from."""

@@ -27,7 +27,7 @@ def context_of(engine: Engine) -> Context:
     """A request of nobody to this engine."""
     http: Any = SimpleNamespace(state=SimpleNamespace(tally=RequestStats()))
     served: Any = SimpleNamespace(id="tiny", engine=engine)
-    return Context(http, served, Metrics({}), Lanes())
+    return Context(http, served, Metrics({}), Lanes(), 0, lambda size: None)
 
 
 def test_what_is_given_up_is_cancelled():

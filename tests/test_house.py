@@ -6,6 +6,7 @@ Size is counted in expression nodes (``ast.expr``), for lines can be bought with
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 import threading
 import tomllib
@@ -166,6 +167,8 @@ class Walk:
 @contextmanager
 def watched():
     walk = Walk()
+    gc.collect()  # what another test left runs nothing on its way out
+    gc.disable()
     before = sys.getprofile()
     threading.setprofile(walk)
     sys.setprofile(walk)
@@ -174,6 +177,7 @@ def watched():
     finally:
         sys.setprofile(before)
         threading.setprofile(None)
+        gc.enable()
 
 
 @pytest.fixture(scope="module")

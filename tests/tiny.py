@@ -322,9 +322,9 @@ DECODERS = {
         c.Block(TimeMix(24), None, c.LayerNorm()), c.Block(ChannelMix(48), None, c.LayerNorm())
     ),
     "rwkv7": decoder(
-        c.Block(TimeMix7(3, 8, 5, 6, 7), None, c.LayerNorm()),
+        c.Block(TimeMix7(3, 8, 5, 7), None, c.LayerNorm()),
         c.Block(ChannelMix7(48), None, c.LayerNorm()),
-        c.Block(TimeMix7(3, 8, 5, 6, 7, value_rank=4), None, c.LayerNorm()),
+        c.Block(TimeMix7(3, 8, 5, 7, value_rank=4), None, c.LayerNorm()),
         c.Block(ChannelMix7(48), None, c.LayerNorm()),
         depth=4,
     ),

@@ -15,10 +15,24 @@ from glassformer.core.nn import Cache, build_model
 from glassformer.core.nn.flow import Flow
 from glassformer.core.nn.layers import GatedMLP
 from glassformer.families.gated_expert import GatedExpert
-from glassformer.families.mixers import ChannelMix, GatedDelta, Mamba2, ShortConv, TimeMix
+from glassformer.families.mixers import (
+    ChannelMix,
+    ChannelMix7,
+    GatedDelta,
+    Mamba2,
+    ShortConv,
+    TimeMix,
+    TimeMix7,
+)
 from glassformer.families.modules.delta import GatedDeltaModule
 from glassformer.families.modules.gated_expert import GatedExpertModule
-from glassformer.families.modules.rwkv import ChannelMixModule, TimeMixModule, forgetting_mean
+from glassformer.families.modules.rwkv import (
+    ChannelMix7Module,
+    ChannelMixModule,
+    TimeMix7Module,
+    TimeMixModule,
+    forgetting_mean,
+)
 from glassformer.families.modules.scan import CausalConv, scan
 from glassformer.families.modules.short_conv import ShortConvModule
 from glassformer.families.modules.ssm import Mamba2Module
@@ -33,6 +47,8 @@ MODULES = {
     GatedDelta(2, 4, 8, 6): GatedDeltaModule,
     TimeMix(24): TimeMixModule,
     ChannelMix(48): ChannelMixModule,
+    TimeMix7(3, 8, 5, 7): TimeMix7Module,
+    ChannelMix7(48): ChannelMix7Module,
 }
 MIXERS = [*MODULES]
 
@@ -41,7 +57,7 @@ def drawn(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).double()
 
 
-def step_by_step(q, k, v, decay, pos, beta):
+def step_by_step(q, k, v, decay, pos, removal):
     """The rule of ``scan`` as it is written, one token of one head after another."""
     read = torch.zeros(*q.shape[:3], v.shape[-1]).double()
     for row in range(q.shape[0]):
@@ -51,29 +67,31 @@ def step_by_step(q, k, v, decay, pos, beta):
                 if place < 0:
                     continue
                 key, value = k[row, head, t], v[row, head, t]
-                state = state * decay[row, head, t].exp() * (place != 0)
-                if beta is not None:
-                    value = beta[row, head, t] * (value - key @ state)
+                kept = decay[row, head, t].exp().expand(len(key))
+                state = kept[:, None] * state * (place != 0)
+                if removal is not None:
+                    value = value - removal[row, head, t] @ state
                 state = state + key[:, None] * value
                 read[row, head, t] = q[row, head, t] @ state
     return read
 
 
+@pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("learns", [False, True])
-def test_a_scan_is_its_rule(learns):
+def test_a_scan_is_its_rule(learns, channels):
     """In whole, and in pieces of any length that hand the state on."""
     length = POS.shape[1]
     q, k, v = drawn(2, 3, length, 5), drawn(2, 3, length, 6)[..., :5], drawn(2, 3, length, 4)
     k = k / k.norm(dim=-1, keepdim=True)
-    decay = -drawn(2, 3, length).square()
-    beta = drawn(2, 3, length).sigmoid() if learns else None
-    expected, real = step_by_step(q, k, v, decay, POS, beta), (POS >= 0)[:, None, :, None]
+    decay = -(drawn(2, 3, length, 5).sigmoid() if channels else drawn(2, 3, length).square())
+    removal = k * drawn(2, 3, length, 1).sigmoid() if learns else None
+    expected, real = step_by_step(q, k, v, decay, POS, removal), (POS >= 0)[:, None, :, None]
     for sizes in ([length], [3, 1, 100, 64, length - 168]):
         state, pieces = None, []
         parts = [x.split(sizes, 2) for x in (q, k, v, decay)]
-        betas = [None] * len(sizes) if beta is None else beta.split(sizes, 2)
-        for *piece, pos, rate in zip(*parts, POS.split(sizes, 1), betas, strict=True):
-            output, state = scan(*piece, Flow(pos, False), state, rate)
+        removals = [None] * len(sizes) if removal is None else removal.split(sizes, 2)
+        for *piece, pos, removes in zip(*parts, POS.split(sizes, 1), removals, strict=True):
+            output, state = scan(*piece, Flow(pos, False), state, removes)
             pieces.append(output)
         assert_close(torch.cat(pieces, 2) * real, expected * real, rtol=0, atol=1e-11)
 
@@ -172,6 +190,9 @@ def test_what_cannot_be_is_a_sentence():
         GatedDelta(2, 3)
     with mistake("GatedExpert has no biases"):
         GatedExpert(8, bias=True)
+    late = build_model(tiny.decoder(c.Block(TimeMix7(3, 8, value_rank=2), None)))
+    with mistake("The first TimeMix7 of a pass has no earlier values"):
+        late(tiny.tokens())
     for mixer in MIXERS:
         both_ways = {"encoder.pattern": (c.Block(mixer, c.MLP(8)),)}
         with mistake("give it a causal stack"):

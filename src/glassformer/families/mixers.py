@@ -13,7 +13,7 @@ Their modules are in files beside this one; ``config.Mixer`` is the slot.
 
 from __future__ import annotations
 
-from ..core.config.layers import Shapes, join, linear
+from ..core.config.layers import Shapes, Unmultiplied, join, linear
 from ..core.config.model import Attention, Mixer
 from ..core.config.serial import AtLeastTwo, PositiveFloat, PositiveInt, member
 from ..core.errors import need
@@ -227,10 +227,9 @@ class TimeMix7:
     """A state (head_dim, head_dim) a head. Each token lets each channel decay, removes a share of
     what stands at its key and writes its value there (Peng et al. 2025, RWKV-7, section 4)."""
 
-    heads: PositiveInt  # each with a state
+    state_heads: PositiveInt  # heads, each with a state
     head_dim: PositiveInt = 64  # width of a head's keys and values
-    decay_rank: PositiveInt = 64  # of the matrices that choose decays
-    rate_rank: PositiveInt = 64  # of those that choose the share that a token replaces
+    rank: PositiveInt = 64  # of the matrices that choose decays and the shares that are replaced
     gate_rank: PositiveInt = 128  # of those that gate the output
     # of those that mix in the values of the first such block; none: no mix, as in that block
     value_rank: PositiveInt | None = None
@@ -239,23 +238,20 @@ class TimeMix7:
     @property
     def inner(self) -> int:
         """Width of all heads together."""
-        return self.heads * self.head_dim
+        return self.state_heads * self.head_dim
 
     def shapes(self, dim: int, *place: object) -> Shapes:
-        ranks = {"w": self.decay_rank, "a": self.rate_rank, "v": self.value_rank}
         layers: dict[str, Shapes] = {}
-        for name, rank in ranks.items():
+        ranks = self.rank, self.rank, self.value_rank, self.gate_rank
+        for name, rank in zip("wavg", ranks, strict=True):
             if rank is not None:
                 layers[f"{name}_down"] = linear(dim, rank, False)
-                layers[f"{name}_up"] = linear(rank, self.inner, True)
-        return join(
-            **{f"mix_{name}": (dim,) for name in "rwkvag"},
-            **dict.fromkeys(("removal", "damping", "bonus", "gain", "offset"), (self.inner,)),
-            **dict.fromkeys("rkv", linear(dim, self.inner, False)),
+                layers[f"{name}_up"] = linear(rank, self.inner, name in "av")
+        tables = ("decay", "bonus", "removal", "damping", "gain", "offset")
+        return TimeMix(self.inner).shapes(dim) | join(
+            **{f"mix_{name}": (dim,) for name in "wag"},
+            **dict.fromkeys(tables, Unmultiplied((self.state_heads, 1, self.head_dim))),
             **layers,
-            g_down=linear(dim, self.gate_rank, False),
-            g_up=linear(self.gate_rank, self.inner, False),
-            out_proj=linear(self.inner, dim, False),
         )
 
     def state_size(self, dim: int) -> int:

@@ -7,6 +7,7 @@ B batch, T tokens, C channels, H heads, N channels of a head.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,14 @@ from ...core.errors import need
 from ...core.nn.build import builds
 from ...core.nn.flow import Flow
 from ..mixers import ChannelMix, ChannelMix7, TimeMix, TimeMix7
-from .scan import StateMixer, States, by_head, convolve, in_fp32, split_heads
+from .scan import StateMixer, States, by_head, convolve, in_fp32, scan
 
 CHUNK = 16  # tokens whose means are computed side by side
 NEVER = -1e30  # logarithm of a weight that is none
 FASTEST = -math.exp(-0.5)  # logarithm of the least that RWKV-7 keeps of a channel in a step
-FIRST_VALUES = "values of the first TimeMix7"
+NO_VALUES = (
+    "The first TimeMix7 of a pass has no earlier values to mix in; leave value_rank out of it."
+)
 
 
 class ShiftMixer(StateMixer):
@@ -39,11 +42,10 @@ class ShiftMixer(StateMixer):
         return [near * share + far * (1 - share) for share in shares], last
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """Later channels of a token look more at itself."""
-        start = float(self.share_of_previous)
+        """Shares rise from one channel to the next."""
         for name in self.names:
             share = getattr(self, f"mix_{name}")
-            share.copy_(torch.linspace(start, 1 - start, len(share)))
+            share.copy_(torch.linspace(0, 1, len(share)))
 
 
 def forgetting_mean(
@@ -97,129 +99,69 @@ class TimeMixModule(ShiftMixer):
 
 @builds(ChannelMix)
 class ChannelMixModule(ShiftMixer):
-    """Mix with the token before, up, square, down, gate."""
+    """Mix with the token before, up, square, down, gate where there is one."""
 
     names, writes = "kr", ("down.weight",)
 
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
-        (k, r), last = self.mixes(x, flow, before)
+        (k, *gates), last = self.mixes(x, flow, before)
         pre = flow.look(self, "pre", self.up(k))
-        hidden = flow.look(self, "hidden", pre.relu().square())
-        return self.r(r).sigmoid() * self.down(hidden), (last,)
+        added = self.down(flow.look(self, "hidden", pre.relu().square()))
+        for gate in gates:
+            added = self.r(gate).sigmoid() * added
+        return added, (last,)
 
 
-def replacing_scan(
-    r: Tensor,
-    decay: Tensor,
-    k: Tensor,
-    v: Tensor,
-    removal: Tensor,
-    rate: Tensor,
-    flow: Flow,
-    state: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Read by r a state whose entries are replaced token by token; also returns the last state.
+@builds(ChannelMix7)
+class ChannelMix7Module(ChannelMixModule):
+    """A channel mix without a gate."""
 
-    S = exp(decay) S - rate removal (removal^T S) + k v^T with S of the token before on the right,
-    and the output is r^T S. All are (B, H, T, N), the state is (B, H, N, N).
-    """
-    rows, heads, columns, size = k.shape
-    if state is None:
-        state = v.new_zeros(rows, heads, size, size)
-    pos, outputs = flow.pos.expand(rows, columns)[:, None, :, None], []
-    decay, k, write = (x * (pos >= 0) for x in (decay, k, rate * removal))
-    tensors = (r, decay, k, v, removal, write, pos == 0)
-    for piece in zip(*(torch.split(x, CHUNK, 2) for x in tensors), strict=True):
-        output, state = _replacing_chunk(state, *piece)
-        outputs.append(output)
-    return torch.cat(outputs, 2), state
-
-
-def _replacing_chunk(
-    state: Tensor,
-    r: Tensor,
-    decay: Tensor,
-    k: Tensor,
-    v: Tensor,
-    removal: Tensor,
-    write: Tensor,
-    starts: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """``replacing_scan`` of one chunk; ``starts`` (B, 1, L, 1) marks where a document begins."""
-    total, document = decay.cumsum(2), starts.cumsum(2)
-    same = (document == document.mT).tril()
-    before = document == 0  # tokens of the document that the state is of
-    # What is left at row t of what was written at column s is exp(total_t - total_s). Its factors
-    # stay below exp(0.61 * CHUNK), so that no number overflows and products are as exact as sums.
-    growth = (-total).exp()
-    k, write, r = k * growth, write * growth, r * total.exp()
-    removal = removal * (total - decay).exp()
-    answer = before * (removal @ state) + (removal @ k.mT * same).tril(-1) @ v
-    overlap = (removal @ write.mT * same).tril(-1)
-    answer = torch.linalg.solve_triangular(overlap, answer, upper=False, unitriangular=True)
-    output = before * (r @ state) + (r @ k.mT * same) @ v - (r @ write.mT * same) @ answer
-    last = same[..., -1:, :].mT
-    state = before[..., -1:, :] * state + (k * last).mT @ v - (write * last).mT @ answer
-    return output, total[..., -1:, :].exp().mT * state
+    names, share_of_previous = "k", True
 
 
 @builds(TimeMix7)
 class TimeMix7Module(ShiftMixer):
-    """Mix with the token before, project, replace and read the state, norm, gate, project back."""
+    """Mix with the token before, project, replace and read the state, norm, gate, project back.
+
+    The state is S = exp(decay) S - rate removal (removal^T S) + k v^T, where S on the right is that
+    of the token before, and r reads it.
+    """
 
     names, writes, share_of_previous = "rwkvag", ("out_proj.weight",), True
+    biases = ("decay", "bonus", "removal", "damping", "gain", "offset")
 
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
-        heads = self.cfg.heads
-        last, state = before or (None, None)
         (r, w, k, v, a, g), last = self.mixes(x, flow, before)
-        rate = in_fp32(self.a_up(self.a_down(a))).sigmoid()
-        decay = FASTEST * in_fp32(self.w_up(self.w_down(w).tanh())).sigmoid()
-        r, k, v = map(in_fp32, (self.r(r), self.k(k), self.mix_values(v, flow)))
-        removal = F.normalize(by_head(k * self.removal, heads), dim=-1)
+        w, a = self.w_up(self.w_down(w).tanh()), self.a_up(self.a_down(a))
+        layers = in_fp32(torch.stack((self.r(r), w, self.k(k), self.values(v, flow), a)))
+        r, w, k, v, a = by_head(layers, self.cfg.state_heads)
+        decay, rate = FASTEST * (w + self.decay).sigmoid(), a.sigmoid()
+        removal = F.normalize(k * self.removal, dim=-1)
         k = k * (1 + (rate - 1) * self.damping)
-        bonus = split_heads(r * k * self.bonus, heads).sum(-1, keepdim=True) * split_heads(v, heads)
-        r, decay, k, v, rate = (by_head(x, heads) for x in (r, decay, k, v, rate))
-        output, state = replacing_scan(r, decay, k, v, removal, rate, flow, state)
-        unit = F.layer_norm(output.transpose(1, 2), output.shape[-1:], None, None, self.cfg.eps)
-        output = unit.flatten(2) * self.gain + self.offset + bonus.flatten(2)
+        # A token is two steps of a scan: the first removes, the second decays and writes. What is
+        # removed is divided by the decay that comes after it.
+        zero, write = torch.zeros_like(r), rate * removal / decay.exp()
+        pairs = (zero, r), (write, k), (zero, v), (zero, decay), (removal, zero)
+        q, keys, values, decays, removes = (torch.stack(pair, 3).flatten(2, 3) for pair in pairs)
+        twice = Flow(flow.pos.repeat_interleave(2, 1), flow.contiguous)
+        output, state = scan(q, keys, values, decays, twice, before[1] if before else None, removes)
+        output = output[:, :, 1::2]
+        output = F.layer_norm(output, output.shape[-1:], None, None, self.cfg.eps)
+        output = output * self.gain + self.offset + (r * k * self.bonus).sum(-1, True) * v
         gate = self.g_up(self.g_down(g).sigmoid())
-        return self.out_proj(output.to(x.dtype) * gate), (last, state)
+        return self.out_proj(output.transpose(1, 2).flatten(2).to(x.dtype) * gate), (last, state)
 
-    def mix_values(self, x: Tensor, flow: Flow) -> Tensor:
+    def values(self, x: Tensor, flow: Flow) -> Tensor:
         """The values of x (B, T, C), which draw near those of the first such block of this pass."""
-        values, rank = self.v(x), self.cfg.value_rank
-
-        def first() -> Tensor:
-            before = "TimeMix7.value_rank mixes in the values of an earlier block"
-            need(rank is None, f"{before}, and this is the first; leave value_rank out of it.")
-            return values
-
-        earliest = flow.cached(FIRST_VALUES, first)
-        if rank is None:
-            return values
-        return torch.lerp(values, earliest, self.v_up(self.v_down(x)).sigmoid())
+        values: Tensor = self.v(x)
+        mixes = self.cfg.value_rank is not None
+        first: Any = flow.cached(TimeMix7, lambda: None if mixes else values)
+        need(first is not None, NO_VALUES)
+        return torch.lerp(values, first, self.v_up(self.v_down(x)).sigmoid()) if mixes else values
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """Slow channels first, and small bonuses, as its authors begin."""
+        """Slow channels first, and a removal of what stands at the key."""
         super().reset(std, generator)
-        self.w_up.bias.copy_(6 * torch.linspace(0, 1, self.cfg.inner) ** 2 - 5.5)
-        for weight, start in (
-            (self.removal, 0.7),
-            (self.damping, 1.0),
-            (self.bonus, -0.04),
-            (self.gain, 1.0),
-        ):
-            nn.init.constant_(weight, start)
-
-
-@builds(ChannelMix7)
-class ChannelMix7Module(ShiftMixer):
-    """Mix with the token before, up, square, down."""
-
-    names, writes, share_of_previous = "k", ("down.weight",), True
-
-    def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
-        (k,), last = self.mixes(x, flow, before)
-        pre = flow.look(self, "pre", self.up(k))
-        return self.down(flow.look(self, "hidden", pre.relu().square())), (last,)
+        self.decay.copy_(torch.linspace(-5.5, 0.5, self.cfg.inner).view_as(self.decay))
+        for weight in (self.removal, self.damping, self.gain):
+            nn.init.ones_(weight)

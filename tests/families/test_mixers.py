@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+import rwkv7
 import torch
 from torch.testing import assert_close
 
@@ -172,6 +174,64 @@ def test_gradients_are_finite_and_of_every_weight(mixer):
     for name, weight in model.named_parameters():
         assert weight.grad is not None and weight.grad.isfinite().all(), name
         assert weight.grad.abs().max() > 0, name
+
+
+def from_authors_layout(tensors):
+    """A model of ours with the weights of an RWKV-7 as its authors store them."""
+    heads, width = tensors["blocks.0.att.r_k"].shape
+    vocab, dim = tensors["emb.weight"].shape
+    weights = {
+        "embed.token.weight": tensors["emb.weight"],
+        "head.proj.weight": tensors["head.weight"],
+    }
+    norms = {"decoder.first_norm": "blocks.0.ln0", "decoder.last_norm": "ln_out"}
+    blocks = []
+    for layer in range(rwkv7.LAYERS):
+        first, second = (f"decoder.blocks.{2 * layer + i}" for i in range(2))
+        att, ffn = f"blocks.{layer}.att", f"blocks.{layer}.ffn"
+        norms |= {f"{first}.attn_norm": f"blocks.{layer}.ln1"}
+        norms |= {f"{second}.attn_norm": f"blocks.{layer}.ln2"}
+        names = {f"mix_{part}": f"x_{part}" for part in "rwkvag"}
+        names |= {"r.weight": "receptance.weight", "k.weight": "key.weight"}
+        names |= {"v.weight": "value.weight", "out_proj.weight": "output.weight"}
+        names |= {"decay": "w0", "a_up.bias": "a0", "v_up.bias": "v0", "bonus": "r_k"}
+        names |= {"removal": "k_k", "damping": "k_a", "gain": "ln_x.weight", "offset": "ln_x.bias"}
+        names |= {f"{part}_down.weight": f"{part}1" for part in "wavg"}
+        names |= {f"{part}_up.weight": f"{part}2" for part in "wavg"}
+        for name, file_name in names.items():
+            if f"{att}.{file_name}" in tensors:
+                tensor = tensors[f"{att}.{file_name}"]
+                weights[f"{first}.attn.{name}"] = tensor.T if file_name[1] in "12" else tensor
+        for name, file_name in {"mix_k": "x_k", "up.weight": "key.weight"}.items():
+            weights[f"{second}.attn.{name}"] = tensors[f"{ffn}.{file_name}"]
+        weights[f"{second}.attn.down.weight"] = tensors[f"{ffn}.value.weight"]
+        ranks = rwkv7.RANKS
+        mixer = TimeMix7(heads, width, ranks["w"], ranks["g"], ranks["v"] if layer else None)
+        hidden = ChannelMix7(len(tensors[f"{ffn}.key.weight"]))
+        blocks += [c.Block(part, None, c.LayerNorm()) for part in (mixer, hidden)]
+    for name, file_name in norms.items():
+        for end in ("weight", "bias"):
+            weights[f"{name}.{end}"] = tensors[f"{file_name}.{end}"]
+    ends = {"first_norm": c.LayerNorm(), "last_norm": c.LayerNorm()}
+    stack = c.Stack(len(blocks), tuple(blocks), c.NoPosition(), **ends)
+    model = build_model(c.Decoder(dim, 64, c.Embed(vocab), stack, c.Head(tied=False)), seed=0)
+    shapes = {name: weight.shape for name, weight in model.named_parameters()}
+    model.load_state_dict({name: x.reshape(shapes[name]) for name, x in weights.items()})
+    return model.eval()
+
+
+@torch.no_grad()
+def test_logits_of_rwkv_7_are_those_of_its_authors_package():
+    """A text in whole, token by token, and in pieces; ``rwkv7.py`` says how the numbers were made."""
+    expected = json.loads(rwkv7.FILE.read_text(encoding="utf-8"))
+    tensors, tokens = rwkv7.weights()
+    model, tokens = from_authors_layout(tensors), torch.tensor([tokens])
+    whole, steps = (torch.tensor(expected[name]) for name in ("whole", "steps"))
+    assert_close(model(tokens).logits[0], whole, rtol=0, atol=1e-5)
+    for sizes in ([1] * rwkv7.LENGTH, [3, 33, 1, 3]):
+        cache = Cache(model.config)
+        pieces = [model(piece, cache=cache).logits[0] for piece in tokens.split(sizes, 1)]
+        assert_close(torch.cat(pieces), steps, rtol=0, atol=1e-5)
 
 
 def test_a_gated_expert_is_a_gated_mlp_times_a_share():

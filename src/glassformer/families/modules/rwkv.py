@@ -106,10 +106,10 @@ class ChannelMixModule(ShiftMixer):
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
         (k, *gates), last = self.mixes(x, flow, before)
         pre = flow.look(self, "pre", self.up(k))
-        added = self.down(flow.look(self, "hidden", pre.relu().square()))
-        for gate in gates:
-            added = self.r(gate).sigmoid() * added
-        return added, (last,)
+        hidden = flow.look(self, "hidden", pre.relu().square())
+        if not gates:
+            return self.down(hidden), (last,)
+        return self.r(*gates).sigmoid() * self.down(hidden), (last,)
 
 
 @builds(ChannelMix7)

@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
-import rwkv7
 import torch
 from torch.testing import assert_close
 
 import tiny
+from families import rwkv7
 from glassformer import config as c
 from glassformer.core.config import serial
 from glassformer.core.nn import Cache, build_model

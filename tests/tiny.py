@@ -22,11 +22,13 @@ from glassformer.families.mechanisms import (
 )
 from glassformer.families.mixers import (
     ChannelMix,
+    ChannelMix7,
     GatedAttention,
     GatedDelta,
     Mamba2,
     ShortConv,
     TimeMix,
+    TimeMix7,
     TunedAttention,
 )
 from glassformer.families.routed import RoutedMoE, ScaledInputMoE
@@ -319,6 +321,13 @@ DECODERS = {
     "rwkv": decoder(
         c.Block(TimeMix(24), None, c.LayerNorm()), c.Block(ChannelMix(48), None, c.LayerNorm())
     ),
+    "rwkv7": decoder(
+        c.Block(TimeMix7(3, 8, 5, 7), None, c.LayerNorm()),
+        c.Block(ChannelMix7(48), None, c.LayerNorm()),
+        c.Block(TimeMix7(3, 8, 5, 7, value_rank=4), None, c.LayerNorm()),
+        c.Block(ChannelMix7(48), None, c.LayerNorm()),
+        depth=4,
+    ),
     "pooled": replace(decoder(LLAMA), pool=c.Pool("attention", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }
@@ -365,6 +374,7 @@ STATES = {
     "mamba2",
     "qwen3_next",
     "rwkv",
+    "rwkv7",
 }  # decoders whose mixers keep a state beside attention
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that keep a state
 

@@ -127,7 +127,7 @@ def test_alone_or_with_others_is_the_same(name):
     check_equal(run(name, expected, **few), alone, name)
 
 
-@pytest.mark.parametrize("name", ["gru", "lfm2", "mamba2", "qwen3_next"])
+@pytest.mark.parametrize("name", ["gru", "lfm2", "mamba2", "qwen3_next", "rwkv7"])
 def test_a_prompt_longer_than_a_step_takes_no_state_of_others(name, monkeypatch):
     """Each token is read once, beside a chunk that asks for no logits."""
     read = list[int]()

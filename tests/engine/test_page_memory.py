@@ -45,7 +45,7 @@ def test_a_state_needs_no_pages():
     assert "a state a text" in str(room)
 
 
-STATEFUL = ("gru", "lstm", "mamba2", "lfm2", "qwen3_next", "rwkv", "additive-lstm")
+STATEFUL = ("gru", "lstm", "mamba2", "lfm2", "qwen3_next", "rwkv", "rwkv7", "additive-lstm")
 
 
 @pytest.mark.parametrize("name", STATEFUL)

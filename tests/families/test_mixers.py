@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,16 +10,31 @@ import torch
 from torch.testing import assert_close
 
 import tiny
+from families import rwkv7
 from glassformer import config as c
 from glassformer.core.config import serial
 from glassformer.core.nn import Cache, build_model
 from glassformer.core.nn.flow import Flow
 from glassformer.core.nn.layers import GatedMLP
 from glassformer.families.gated_expert import GatedExpert
-from glassformer.families.mixers import ChannelMix, GatedDelta, Mamba2, ShortConv, TimeMix
+from glassformer.families.mixers import (
+    ChannelMix,
+    ChannelMix7,
+    GatedDelta,
+    Mamba2,
+    ShortConv,
+    TimeMix,
+    TimeMix7,
+)
 from glassformer.families.modules.delta import GatedDeltaModule
 from glassformer.families.modules.gated_expert import GatedExpertModule
-from glassformer.families.modules.rwkv import ChannelMixModule, TimeMixModule, forgetting_mean
+from glassformer.families.modules.rwkv import (
+    ChannelMix7Module,
+    ChannelMixModule,
+    TimeMix7Module,
+    TimeMixModule,
+    forgetting_mean,
+)
 from glassformer.families.modules.scan import CausalConv, scan
 from glassformer.families.modules.short_conv import ShortConvModule
 from glassformer.families.modules.ssm import Mamba2Module
@@ -33,6 +49,8 @@ MODULES = {
     GatedDelta(2, 4, 8, 6): GatedDeltaModule,
     TimeMix(24): TimeMixModule,
     ChannelMix(48): ChannelMixModule,
+    TimeMix7(3, 8, 5, 7): TimeMix7Module,
+    ChannelMix7(48): ChannelMix7Module,
 }
 MIXERS = [*MODULES]
 
@@ -41,7 +59,7 @@ def drawn(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).double()
 
 
-def step_by_step(q, k, v, decay, pos, beta):
+def step_by_step(q, k, v, decay, pos, removal):
     """The rule of ``scan`` as it is written, one token of one head after another."""
     read = torch.zeros(*q.shape[:3], v.shape[-1]).double()
     for row in range(q.shape[0]):
@@ -51,29 +69,31 @@ def step_by_step(q, k, v, decay, pos, beta):
                 if place < 0:
                     continue
                 key, value = k[row, head, t], v[row, head, t]
-                state = state * decay[row, head, t].exp() * (place != 0)
-                if beta is not None:
-                    value = beta[row, head, t] * (value - key @ state)
+                kept = decay[row, head, t].exp().expand(len(key))
+                state = kept[:, None] * state * (place != 0)
+                if removal is not None:
+                    value = value - removal[row, head, t] @ state
                 state = state + key[:, None] * value
                 read[row, head, t] = q[row, head, t] @ state
     return read
 
 
+@pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("learns", [False, True])
-def test_a_scan_is_its_rule(learns):
+def test_a_scan_is_its_rule(learns, channels):
     """In whole, and in pieces of any length that hand the state on."""
     length = POS.shape[1]
     q, k, v = drawn(2, 3, length, 5), drawn(2, 3, length, 6)[..., :5], drawn(2, 3, length, 4)
     k = k / k.norm(dim=-1, keepdim=True)
-    decay = -drawn(2, 3, length).square()
-    beta = drawn(2, 3, length).sigmoid() if learns else None
-    expected, real = step_by_step(q, k, v, decay, POS, beta), (POS >= 0)[:, None, :, None]
+    decay = -(drawn(2, 3, length, 5).sigmoid() if channels else drawn(2, 3, length).square())
+    removal = k * drawn(2, 3, length, 1).sigmoid() if learns else None
+    expected, real = step_by_step(q, k, v, decay, POS, removal), (POS >= 0)[:, None, :, None]
     for sizes in ([length], [3, 1, 100, 64, length - 168]):
         state, pieces = None, []
         parts = [x.split(sizes, 2) for x in (q, k, v, decay)]
-        betas = [None] * len(sizes) if beta is None else beta.split(sizes, 2)
-        for *piece, pos, rate in zip(*parts, POS.split(sizes, 1), betas, strict=True):
-            output, state = scan(*piece, Flow(pos, False), state, rate)
+        removals = [None] * len(sizes) if removal is None else removal.split(sizes, 2)
+        for *piece, pos, removes in zip(*parts, POS.split(sizes, 1), removals, strict=True):
+            output, state = scan(*piece, Flow(pos, False), state, removes)
             pieces.append(output)
         assert_close(torch.cat(pieces, 2) * real, expected * real, rtol=0, atol=1e-11)
 
@@ -156,6 +176,64 @@ def test_gradients_are_finite_and_of_every_weight(mixer):
         assert weight.grad.abs().max() > 0, name
 
 
+def from_authors_layout(tensors):
+    """A model of ours with the weights of an RWKV-7 as its authors store them."""
+    heads, width = tensors["blocks.0.att.r_k"].shape
+    vocab, dim = tensors["emb.weight"].shape
+    weights = {
+        "embed.token.weight": tensors["emb.weight"],
+        "head.proj.weight": tensors["head.weight"],
+    }
+    norms = {"decoder.first_norm": "blocks.0.ln0", "decoder.last_norm": "ln_out"}
+    blocks = []
+    for layer in range(rwkv7.LAYERS):
+        first, second = (f"decoder.blocks.{2 * layer + i}" for i in range(2))
+        att, ffn = f"blocks.{layer}.att", f"blocks.{layer}.ffn"
+        norms |= {f"{first}.attn_norm": f"blocks.{layer}.ln1"}
+        norms |= {f"{second}.attn_norm": f"blocks.{layer}.ln2"}
+        names = {f"mix_{part}": f"x_{part}" for part in "rwkvag"}
+        names |= {"r.weight": "receptance.weight", "k.weight": "key.weight"}
+        names |= {"v.weight": "value.weight", "out_proj.weight": "output.weight"}
+        names |= {"decay": "w0", "a_up.bias": "a0", "v_up.bias": "v0", "bonus": "r_k"}
+        names |= {"removal": "k_k", "damping": "k_a", "gain": "ln_x.weight", "offset": "ln_x.bias"}
+        names |= {f"{part}_down.weight": f"{part}1" for part in "wavg"}
+        names |= {f"{part}_up.weight": f"{part}2" for part in "wavg"}
+        for name, file_name in names.items():
+            if f"{att}.{file_name}" in tensors:
+                tensor = tensors[f"{att}.{file_name}"]
+                weights[f"{first}.attn.{name}"] = tensor.T if file_name[1] in "12" else tensor
+        for name, file_name in {"mix_k": "x_k", "up.weight": "key.weight"}.items():
+            weights[f"{second}.attn.{name}"] = tensors[f"{ffn}.{file_name}"]
+        weights[f"{second}.attn.down.weight"] = tensors[f"{ffn}.value.weight"]
+        ranks = rwkv7.RANKS
+        mixer = TimeMix7(heads, width, ranks["w"], ranks["g"], ranks["v"] if layer else None)
+        hidden = ChannelMix7(len(tensors[f"{ffn}.key.weight"]))
+        blocks += [c.Block(part, None, c.LayerNorm()) for part in (mixer, hidden)]
+    for name, file_name in norms.items():
+        for end in ("weight", "bias"):
+            weights[f"{name}.{end}"] = tensors[f"{file_name}.{end}"]
+    ends = {"first_norm": c.LayerNorm(), "last_norm": c.LayerNorm()}
+    stack = c.Stack(len(blocks), tuple(blocks), c.NoPosition(), **ends)
+    model = build_model(c.Decoder(dim, 64, c.Embed(vocab), stack, c.Head(tied=False)), seed=0)
+    shapes = {name: weight.shape for name, weight in model.named_parameters()}
+    model.load_state_dict({name: x.reshape(shapes[name]) for name, x in weights.items()})
+    return model.eval()
+
+
+@torch.no_grad()
+def test_logits_of_rwkv_7_are_those_of_its_authors_package():
+    """A text in whole, token by token, and in pieces; ``rwkv7.py`` says how the numbers were made."""
+    expected = json.loads(rwkv7.FILE.read_text(encoding="utf-8"))
+    tensors, tokens = rwkv7.weights()
+    model, tokens = from_authors_layout(tensors), torch.tensor([tokens])
+    whole, steps = (torch.tensor(expected[name]) for name in ("whole", "steps"))
+    assert_close(model(tokens).logits[0], whole, rtol=0, atol=1e-5)
+    for sizes in ([1] * rwkv7.LENGTH, [3, 33, 1, 3]):
+        cache = Cache(model.config)
+        pieces = [model(piece, cache=cache).logits[0] for piece in tokens.split(sizes, 1)]
+        assert_close(torch.cat(pieces), steps, rtol=0, atol=1e-5)
+
+
 def test_a_gated_expert_is_a_gated_mlp_times_a_share():
     module, x = GatedExpertModule(GatedExpert(24), 8).double(), drawn(2, 3, 8)
     with torch.no_grad():
@@ -172,6 +250,9 @@ def test_what_cannot_be_is_a_sentence():
         GatedDelta(2, 3)
     with mistake("GatedExpert has no biases"):
         GatedExpert(8, bias=True)
+    late = build_model(tiny.decoder(c.Block(TimeMix7(3, 8, value_rank=2), None)))
+    with mistake("The first TimeMix7 of a pass has no earlier values"):
+        late(tiny.tokens())
     for mixer in MIXERS:
         both_ways = {"encoder.pattern": (c.Block(mixer, c.MLP(8)),)}
         with mistake("give it a causal stack"):

@@ -40,11 +40,13 @@ from glassformer.families.mechanisms import (
 )
 from glassformer.families.mixers import (
     ChannelMix,
+    ChannelMix7,
     GatedAttention,
     GatedDelta,
     Mamba2,
     ShortConv,
     TimeMix,
+    TimeMix7,
     TunedAttention,
 )
 from glassformer.families.routed import RoutedMoE, ScaledInputMoE
@@ -227,6 +229,8 @@ WHOLE = {
         GatedDelta,
         TimeMix,
         ChannelMix,
+        TimeMix7,
+        ChannelMix7,
         c.Recurrent,
         c.GRU,
         c.LSTM,

@@ -44,7 +44,7 @@ def failing(result):
 
 
 # each kind of shape, position, mask, mixture and state; test_laws.py holds all families to the laws
-KINDS = "llama gemma2 mixtral alibi prefix mixed starcoder2 gru mamba2 rwkv bert pooled vaswani t5"
+KINDS = "llama gemma2 mixtral alibi prefix mixed starcoder2 gru mamba2 rwkv rwkv7 bert pooled vaswani t5"
 
 
 @pytest.mark.parametrize("name", [*KINDS.split(), "bahdanau", "two vocabularies"])

@@ -5,13 +5,15 @@ Mamba2        a state that decays by what each token says (Dao & Gu 2024)
 GatedDelta    such a state that replaces what it holds of a key (Yang et al. 2024)
 TimeMix       a mean of values that forgets at a speed of each channel (RWKV-4)
 ChannelMix    a feed-forward that reads the token before as well (RWKV-4)
+TimeMix7      a state whose channels decay apart, and whose entries are replaced (RWKV-7)
+ChannelMix7   a feed-forward without a gate that reads the token before as well (RWKV-7)
 
 Their modules are in files beside this one; ``config.Mixer`` is the slot.
 """
 
 from __future__ import annotations
 
-from ..core.config.layers import Shapes, join, linear
+from ..core.config.layers import Shapes, Unmultiplied, join, linear
 from ..core.config.model import Attention, Mixer
 from ..core.config.serial import AtLeastTwo, PositiveFloat, PositiveInt, member
 from ..core.errors import need
@@ -218,6 +220,68 @@ class ChannelMix:
 
     def saved_activations(self, dim: int) -> int:
         return 5 * dim + 2 * self.hidden
+
+
+@member(Mixer)
+class TimeMix7:
+    """A state (head_dim, head_dim) a head. Each token lets each channel decay, removes a share of
+    what stands at its key and writes its value there (Peng et al. 2025, RWKV-7, section 4)."""
+
+    state_heads: PositiveInt  # heads, each with a state
+    head_dim: PositiveInt = 64  # width of a head's keys and values
+    rank: PositiveInt = 64  # of the matrices that choose decays and the shares that are replaced
+    gate_rank: PositiveInt = 128  # of those that gate the output
+    # of those that mix in the values of the first such block; none: no mix, as in that block
+    value_rank: PositiveInt | None = None
+    eps: PositiveFloat = 64e-5  # of the norm of each head
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.state_heads * self.head_dim
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        layers: dict[str, Shapes] = {}
+        ranks = self.rank, self.rank, self.value_rank, self.gate_rank
+        for name, rank in zip("wavg", ranks, strict=True):
+            if rank is not None:
+                layers[f"{name}_down"] = linear(dim, rank, False)
+                layers[f"{name}_up"] = linear(rank, self.inner, name in "av")
+        tables = ("decay", "bonus", "removal", "damping", "gain", "offset")
+        return TimeMix(self.inner).shapes(dim) | join(
+            **{f"mix_{name}": (dim,) for name in "wag"},
+            **dict.fromkeys(tables, Unmultiplied((self.state_heads, 1, self.head_dim))),
+            **layers,
+        )
+
+    def state_size(self, dim: int) -> int:
+        """Numbers that a cache keeps of a text: a token, and the state of each head."""
+        return dim + self.inner * self.head_dim
+
+    def flops(self, dim: int, context: int) -> int:
+        """FLOPs a token beside those of its matrices: a state decays, answers, loses, gains and is
+        read."""
+        return 18 * dim + 9 * self.inner * self.head_dim
+
+    def saved_activations(self, dim: int) -> int:
+        return 7 * dim + 14 * self.inner
+
+
+@member(Mixer)
+class ChannelMix7(ChannelMix):
+    """down(relu(up(x)) ** 2), where up reads a mix of a token and the one before (Peng et al. 2025,
+    RWKV-7, section 4)."""
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        return join(
+            mix_k=(dim,),
+            up=linear(dim, self.hidden, False),
+            down=linear(self.hidden, dim, False),
+        )
+
+    def flops(self, dim: int, context: int) -> int:
+        """FLOPs a token beside those of its matrices: the mix."""
+        return 3 * dim
 
 
 @member(Mixer)

@@ -127,7 +127,7 @@ def test_the_shipped_model_reads_any_text(saved, shipped, opened):
     [
         pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
         for name in tiny.ALL
-        if name not in {*RECURRENT, "rwkv"}
+        if name not in {*RECURRENT, "rwkv", "rwkv7"}
     ],
 )
 def test_families(name, opened, tmp_path):
@@ -254,7 +254,7 @@ def test_what_it_cannot_is_said(saved, opened, tmp_path):
     tab.wait_for_selector("text=does not have the model's tokenizer")
 
 
-@pytest.mark.parametrize("name", ["gru", "cho", "rwkv"])
+@pytest.mark.parametrize("name", ["gru", "cho", "rwkv", "rwkv7"])
 def test_a_model_whose_steps_follow_the_text_is_saved_as_numbers(name, opened, tmp_path):
     cfg = tiny.ALL[name]
     model, ids = build_model(cfg, seed=1).eval(), torch.arange(6)[None]

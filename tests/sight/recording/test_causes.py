@@ -176,7 +176,8 @@ def address_of(part, model, trace, at):
         size = value.shape[-1] // model.get_submodule(above).heads
         return f"{value.address}[0,{at},{part.index * size}:{(part.index + 1) * size}]"
     if part.kind == "mixer" and f"{above}.down.weight" in reading:  # gated after it
-        after = trace.operations.index(reading[f"{above}.down.weight"][0]) + 1
+        gated = f"{above}.r.weight" in reading
+        after = trace.operations.index(reading[f"{above}.down.weight"][0]) + gated
         return f"{trace.operations[after].outputs[0].address}[0,{at}]"
     if part.kind == "mixer":
         return f"{reading[f'{above}.out_proj.weight'][0].outputs[0].address}[0,{at}]"

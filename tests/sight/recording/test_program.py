@@ -13,7 +13,7 @@ from glassformer.sight.recording.program import program
 from glassformer.sight.recording.trace import Trace
 from seeding import generator_from
 
-RECURRENT = {*tiny.RECURRENT, "reader", "mamba2", "qwen3_next", "rwkv"}
+RECURRENT = {*tiny.RECURRENT, "reader", "mamba2", "qwen3_next", "rwkv", "rwkv7"}
 
 
 def traced(cfg, length=20, beside=14, seed=5, **options):

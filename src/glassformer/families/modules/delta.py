@@ -50,8 +50,8 @@ class GatedDeltaModule(ScanMixer):
         q, k, v = torch.split(in_fp32(F.silu(mixed)), sizes, -1)
         q, k = (unit(by_head(x, cfg.key_heads)).repeat_interleave(share, 1) for x in (q, k))
         v, decay = by_head(v, cfg.value_heads), self.decays(self.steps(fade))
-        learned = in_fp32(learn).sigmoid().transpose(1, 2)
-        output, hidden = scan(q * cfg.key_dim**-0.5, k, v, decay, flow, hidden, learned)
+        learned = in_fp32(learn).sigmoid().transpose(1, 2)[..., None]
+        output, hidden = scan(q * cfg.key_dim**-0.5, learned * k, v, decay, flow, hidden, k)
         gate = split_heads(gate, cfg.value_heads)
         gated = self.norm(output.transpose(1, 2), gate).flatten(2)
         return self.out_proj(gated.to(x.dtype)), (last, hidden)

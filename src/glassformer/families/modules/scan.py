@@ -162,13 +162,14 @@ def scan(
     decay: Tensor,
     flow: Flow,
     state: Tensor | None,
-    beta: Tensor | None = None,
+    removal: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read by q a state that takes in k and v token by token; also returns the last state.
 
-    S = exp(decay) S + k v^T, and the output is q^T S; with ``beta`` the delta rule, which writes
-    beta (v - what S already answers to k) in place of v. q, k (B, H, T, N), v (B, H, T, P), decay
-    and beta (B, H, T), state (B, H, N, P); tokens of a chunk are computed side by side.
+    S = exp(decay) S + k v^T, and the output is q^T S; with ``removal`` the delta rule, which writes
+    v - removal^T S in place of v. q, k, removal (B, H, T, N), v (B, H, T, P), decay (B, H, T), or
+    (B, H, T, N) where channels decay apart, state (B, H, N, P); tokens of a chunk are computed side
+    by side.
     """
     rows, heads, columns, size = k.shape
     if state is None:
@@ -176,12 +177,13 @@ def scan(
     outputs, starts = [], None
     if not flow.contiguous:
         pos = flow.pos.expand(rows, columns)[:, None]
-        decay = torch.where(pos >= 0, decay, 0.0)
-        k = torch.where((pos >= 0)[..., None], k, 0.0)
+        is_token = (pos >= 0)[..., None]
+        decay = torch.where(is_token if decay.ndim == k.ndim else pos >= 0, decay, 0.0)
+        k = torch.where(is_token, k, 0.0)
         starts = pos == 0
     pieces = (
         repeat(None) if x is None else torch.split(x, CHUNK, 2)
-        for x in (q, k, v, decay, starts, beta)
+        for x in (q, k, v, decay, starts, removal)
     )
     for piece in zip(*pieces, strict=False):
         output, state = _chunk(state, *piece)
@@ -196,10 +198,14 @@ def _chunk(
     v: Tensor,
     decay: Tensor,
     starts: Tensor | None,
-    beta: Tensor | None,
+    removal: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """``scan`` of one chunk; ``starts`` (B, 1, L) marks where a document begins, None: none does."""
-    length = decay.shape[-1]
+    length, scale = decay.shape[2], None
+    if decay.ndim == k.ndim:  # what a channel keeps between two tokens is a product of two factors
+        since = decay.cumsum(2).exp()  # the start of the chunk
+        scale, decay = since[:, :, -1, :, None], torch.zeros_like(decay[..., 0])
+        q, k, removal = q * since, k / since, None if removal is None else removal * since
     # what is left at row t of what was written at column s: exp of the decays between
     steps = decay[..., None].expand(*decay.shape, length).tril(-1).cumsum(-2)
     weight = steps.exp().tril()
@@ -208,14 +214,14 @@ def _chunk(
         document = starts.cumsum(-1)
         weight = weight * (document[..., None] == document[..., None, :])
         entered = entered * (document == 0)[..., None]
-    if beta is not None:
-        write = beta[..., None]
-        overlap = (write * (k @ k.mT) * weight).tril(-1)
-        error = write * (v - entered * (k @ state))
+    if removal is not None:
+        overlap = (removal @ k.mT * weight).tril(-1)
+        error = v - entered * (removal @ state)
         v = torch.linalg.solve_triangular(overlap, error, upper=False, unitriangular=True)
     output = entered * (q @ state) + ((q @ k.mT) * weight) @ v
     last = weight[..., -1, :, None] * k
-    return output, entered[..., -1:, :] * state + last.mT @ v
+    state = entered[..., -1:, :] * state + last.mT @ v
+    return output, state if scale is None else scale * state
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -224,8 +230,8 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:
-    """(B, T, heads * D) -> (B, heads, T, D)."""
-    return split_heads(x, heads).transpose(1, 2)
+    """(.., T, heads * D) -> (.., heads, T, D)."""
+    return split_heads(x, heads).transpose(-3, -2)
 
 
 def in_fp32(x: Tensor) -> Tensor:

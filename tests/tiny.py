@@ -22,6 +22,7 @@ from glassformer.families.mechanisms import (
 )
 from glassformer.families.mixers import (
     ChannelMix,
+    DifferentialAttention,
     GatedAttention,
     GatedDelta,
     Mamba2,
@@ -315,6 +316,11 @@ DECODERS = {
         ),
         block(TunedAttention(4, 2, length=5, strength=0.6), position=c.NoPosition()),
         position=c.Rotary(interleaved=True),
+    ),
+    "diffllama": decoder(
+        block(DifferentialAttention(8, 4, lambda_std=0.5)),
+        block(DifferentialAttention(4, 2, 10, qk_norm=c.RMSNorm(), mask=c.Window(7), eps=0.01)),
+        position=c.Rotary(),
     ),
     "rwkv": decoder(
         c.Block(TimeMix(24), None, c.LayerNorm()), c.Block(ChannelMix(48), None, c.LayerNorm())

@@ -40,6 +40,7 @@ from glassformer.families.mechanisms import (
 )
 from glassformer.families.mixers import (
     ChannelMix,
+    DifferentialAttention,
     GatedAttention,
     GatedDelta,
     Mamba2,
@@ -215,6 +216,7 @@ WHOLE = {
         SinkAttention,
         ClampedMoE,
         SparseMixerMoE,
+        DifferentialAttention,
         GatedAttention,
         TunedAttention,
         GatedExpert,

@@ -16,6 +16,8 @@ from ..core.config.model import Attention, Mixer
 from ..core.config.serial import AtLeastTwo, PositiveFloat, PositiveInt, member
 from ..core.errors import need
 
+LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")  # vectors of a DifferentialAttention
+
 
 def conv(channels: int, kernel: int, bias: bool) -> Shapes:
     """A convolution of each channel over the last ``kernel`` tokens."""
@@ -239,3 +241,31 @@ class TunedAttention(Attention):
     strength: PositiveFloat = 0.1  # of the growth
 
     shapes = Attention.shapes
+
+
+@member(Mixer)
+class DifferentialAttention(Attention):
+    """Attention by the difference of two patterns, which cancels what both see (Ye et al. 2024, arXiv
+    2410.05258): norm(pattern v - lambda * pattern2 v).
+
+    A head of the first half and its partner in the second half attend to the values of two
+    key-value heads side by side. ``lambda`` starts at 0.8 - 0.6 exp(-0.3 i) in block i.
+    """
+
+    lambda_std: PositiveFloat = 0.1  # of the vectors that lambda learns by, at first
+    eps: PositiveFloat = 1e-5  # of the norm of each pair
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        heads = self.kv_heads or self.heads
+        need(
+            heads % 2 == 0,
+            f"DifferentialAttention has {heads} key-value heads and takes them in pairs; give an "
+            "even number.",
+        )
+
+    has_pages = False  # no kernel reads values of two heads
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        """Attention's, and four vectors that lambda comes from."""
+        return Attention.shapes(self, dim) | dict.fromkeys(LAMBDAS, (self.width(dim),))

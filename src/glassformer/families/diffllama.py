@@ -1,0 +1,31 @@
+"""DiffLlama: a Llama whose heads attend in pairs, by the difference of two patterns."""
+
+from __future__ import annotations
+
+from ..core.config import Block, GatedMLP, RMSNorm, Rotary
+from .decoder_pages import ATTENTION, GATED, NORMS, OURS, THEIRS, decoder, table, words
+from .keys import PLACES
+from .mixers import LAMBDAS, DifferentialAttention
+from .names import NameRule
+from .recipe import page
+
+WORDS = words(
+    decoder(Block(DifferentialAttention(2), GatedMLP(1), RMSNorm()), Rotary()),
+    max_position_embeddings=2048,
+    attention_bias=False,
+    rms_norm_eps=(1e-5, f"{PLACES['rms_norm_eps']} attention.eps"),
+    lambda_std_dev=(0.1, "attention.lambda_std"),
+)
+
+DIFFLLAMA = page(
+    "diffllama",
+    words=WORDS,
+    weights=table(
+        ATTENTION,
+        GATED,
+        NORMS,
+        more=tuple(
+            NameRule(f"{THEIRS}.self_attn.{name}", f"{OURS}.attn.{name}") for name in LAMBDAS
+        ),
+    ),
+)

@@ -317,11 +317,6 @@ DECODERS = {
         block(TunedAttention(4, 2, length=5, strength=0.6), position=c.NoPosition()),
         position=c.Rotary(interleaved=True),
     ),
-    "diffllama": decoder(
-        block(DifferentialAttention(8, 4, lambda_std=0.5)),
-        block(DifferentialAttention(4, 2, 10, qk_norm=c.RMSNorm(), mask=c.Window(7), eps=0.01)),
-        position=c.Rotary(),
-    ),
     "rwkv": decoder(
         c.Block(TimeMix(24), None, c.LayerNorm()), c.Block(ChannelMix(48), None, c.LayerNorm())
     ),
@@ -362,10 +357,15 @@ SINKS = {
         block(SinkAttention(4, 2, 16), SparseMixerMoE(4, 2, c.GatedMLP(16), tolerance=0.5)),
         position=c.Rotary(1e4, scaling=c.YarnScaling(4.0, 16, truncate=False)),
     ),
+    "diffllama": decoder(
+        block(DifferentialAttention(8, 4, lambda_std=0.5)),
+        block(DifferentialAttention(8, 2, 10, qk_norm=c.RMSNorm(), mask=c.Window(7), eps=0.01)),
+        position=c.Rotary(),
+    ),
     "deberta": deberta(),
     "led": led(),
 }
-"""Attention of few families: no ring, kernel, linearised pass or browser computes it."""
+"""Attention of few families: no ring or kernel computes it, a linearised pass or browser seldom."""
 STATES = {
     "lfm2",
     "mamba2",

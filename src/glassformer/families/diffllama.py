@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from ..core.config import Block, GatedMLP, RMSNorm, Rotary
-from .decoder_pages import ATTENTION, GATED, NORMS, OURS, THEIRS, decoder, table, words
-from .keys import PLACES
+from .decoder_pages import ATTENTION, GATED, NORMS, decoder, table, words
 from .mixers import LAMBDAS, DifferentialAttention
-from .names import NameRule
 from .recipe import page
 
 WORDS = words(
     decoder(Block(DifferentialAttention(2), GatedMLP(1), RMSNorm()), Rotary()),
     max_position_embeddings=2048,
     attention_bias=False,
-    rms_norm_eps=(1e-5, f"{PLACES['rms_norm_eps']} attention.eps"),
+    rms_norm_eps=(1e-5, "norm.eps last_norm.eps attention.eps"),
     lambda_std_dev=(0.1, "attention.lambda_std"),
 )
 
@@ -21,11 +19,6 @@ DIFFLLAMA = page(
     "diffllama",
     words=WORDS,
     weights=table(
-        ATTENTION,
-        GATED,
-        NORMS,
-        more=tuple(
-            NameRule(f"{THEIRS}.self_attn.{name}", f"{OURS}.attn.{name}") for name in LAMBDAS
-        ),
+        ATTENTION, GATED, NORMS, tables={f"attn.{name}": f"self_attn.{name}" for name in LAMBDAS}
     ),
 )

@@ -1,4 +1,6 @@
-"""Token mixers whose state has one size at any length: what can be set of each. No torch here.
+"""Token mixers beside plain attention: what can be set of each. No torch here.
+
+Their state has one size at any length:
 
 ShortConv     gates around a convolution over a few tokens (LFM2)
 Mamba2        a state that decays by what each token says (Dao & Gu 2024)
@@ -246,13 +248,16 @@ class TunedAttention(Attention):
 @member(Mixer)
 class DifferentialAttention(Attention):
     """Attention by the difference of two patterns, which cancels what both see (Ye et al. 2024, arXiv
-    2410.05258): norm(pattern v - lambda * pattern2 v).
+    2410.05258): norm(softmax(q1 k1) v - lambda softmax(q2 k2) v).
 
-    A head of the first half and its partner in the second half attend to the values of two
-    key-value heads side by side. ``lambda`` starts at 0.8 - 0.6 exp(-0.3 i) in block i.
+    A pair is a head of the first half and its partner in the second. Both attend to the values of
+    two key-value heads side by side. ``lambda`` starts at 0.8 - 0.6 exp(-0.3 i) in block i.
     """
 
-    lambda_std: PositiveFloat = 0.1  # of the vectors that lambda learns by, at first
+    has_pages = False  # no kernel reads values of two heads
+    value_heads = 2  # whose values a head attends to
+
+    lambda_std: PositiveFloat = 0.1  # spread of the vectors that lambda comes from, at first
     eps: PositiveFloat = 1e-5  # of the norm of each pair
 
     def __post_init__(self) -> None:
@@ -263,8 +268,6 @@ class DifferentialAttention(Attention):
             f"DifferentialAttention has {heads} key-value heads and takes them in pairs; give an "
             "even number.",
         )
-
-    has_pages = False  # no kernel reads values of two heads
 
     def shapes(self, dim: int, *place: object) -> Shapes:
         """Attention's, and four vectors that lambda comes from."""

@@ -23,6 +23,7 @@ from glassformer.families.mechanisms import (
 from glassformer.families.mixers import (
     ChannelMix,
     ChannelMix7,
+    DifferentialAttention,
     GatedAttention,
     GatedDelta,
     Mamba2,
@@ -365,10 +366,15 @@ SINKS = {
         block(SinkAttention(4, 2, 16), SparseMixerMoE(4, 2, c.GatedMLP(16), tolerance=0.5)),
         position=c.Rotary(1e4, scaling=c.YarnScaling(4.0, 16, truncate=False)),
     ),
+    "diffllama": decoder(
+        block(DifferentialAttention(8, 4, lambda_std=0.5)),
+        block(DifferentialAttention(8, 2, 10, qk_norm=c.RMSNorm(), mask=c.Window(7), eps=0.01)),
+        position=c.Rotary(),
+    ),
     "deberta": deberta(),
     "led": led(),
 }
-"""Attention of few families: no ring, kernel, linearised pass or browser computes it."""
+"""Attention of few families: no ring or kernel computes it, a linearised pass or browser seldom."""
 STATES = {
     "lfm2",
     "mamba2",

@@ -151,6 +151,7 @@ _MODULES = {  # on first use, too
 
 registry.MODULES.update(
     nn=[
+        "families.modules.differential",
         "families.modules.gated_expert",
         "families.modules.delta",
         "families.modules.short_conv",

@@ -1,4 +1,5 @@
-"""Token mixers with a state: chunks side by side are steps one by one, and a document begins anew."""
+"""Token mixers with a state: chunks side by side are steps one by one, and a document begins anew;
+attention by the difference of two patterns is its rule."""
 
 from __future__ import annotations
 
@@ -8,18 +9,22 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 import tiny
 from families import rwkv7
 from glassformer import config as c
+from glassformer import generate
 from glassformer.core.config import serial
 from glassformer.core.nn import Cache, build_model
 from glassformer.core.nn.flow import Flow
 from glassformer.core.nn.layers import GatedMLP
 from glassformer.families.gated_expert import GatedExpert
+from glassformer.families.mechanisms import LoopedStack
 from glassformer.families.mixers import (
     ChannelMix,
     ChannelMix7,
+    DifferentialAttention,
     GatedDelta,
     Mamba2,
     ShortConv,
@@ -27,6 +32,7 @@ from glassformer.families.mixers import (
     TimeMix7,
 )
 from glassformer.families.modules.delta import GatedDeltaModule
+from glassformer.families.modules.differential import DifferentialAttentionModule
 from glassformer.families.modules.gated_expert import GatedExpertModule
 from glassformer.families.modules.rwkv import (
     ChannelMix7Module,
@@ -38,7 +44,10 @@ from glassformer.families.modules.rwkv import (
 from glassformer.families.modules.scan import CausalConv, scan
 from glassformer.families.modules.short_conv import ShortConvModule
 from glassformer.families.modules.ssm import Mamba2Module
+from glassformer.runs.run_file import read_run
+from glassformer.runs.run_plan import plan_run
 from glassformer.scale import cost
+from glassformer.serve.engine import Engine, Request
 from mistakes import mistake
 
 # two documents with padding between and behind, the second longer than two chunks
@@ -243,7 +252,111 @@ def test_a_gated_expert_is_a_gated_mlp_times_a_share():
         assert_close(module(x, Flow(POS)), expected, rtol=1e-12, atol=1e-12)
 
 
+DIFFERENCES = {
+    "": DifferentialAttention(8, 4),
+    "wide": DifferentialAttention(4, 4, 12, eps=0.01),
+    "narrow": DifferentialAttention(6, 2, mask=c.Window(5)),
+}
+
+
+@pytest.mark.parametrize("shape", DIFFERENCES)
+@torch.no_grad()
+def test_a_difference_is_its_rule(shape):
+    """Equation 1 of the paper with the pairs of DiffLlama, head after head, in the third block."""
+    cfg = DIFFERENCES[shape]
+    heads, kv_heads, size = cfg.heads, cfg.kv_heads, cfg.width(24)
+    body = c.Stack(3, (c.Block(cfg, None, None),), c.NoPosition())
+    model = build_model(c.Decoder(24, 32, c.Embed(9), body, init=tiny.LOUD), seed=1).double()
+    module, x, length = model.decoder.blocks[2].attn, drawn(2, 11, 24), 11
+    assert type(module) is DifferentialAttentionModule
+    flow = Flow(torch.arange(length)[None], contiguous=True)
+    q, k, v = (getattr(module, name)(x).unflatten(-1, (-1, size)) for name in "qkv")
+    share = [
+        (getattr(module, f"lambda_q{i}") @ getattr(module, f"lambda_k{i}")).exp() for i in (1, 2)
+    ]
+    start = 0.8 - 0.6 * 2.718281828459045 ** (-0.3 * 2)
+    see = torch.ones(length, length).tril().bool()
+    see &= torch.ones(length, length).triu(1 - getattr(cfg.mask, "size", length)).bool()
+    pairs = []
+    for first in range(heads // 2):
+        results = []
+        for head in (first, first + heads // 2):
+            group = head // (heads // kv_heads)
+            scores = q[:, :, head] @ k[:, :, group].mT / size**0.5
+            pattern = scores.masked_fill(~see, float("-inf")).softmax(-1)
+            partner = group % (kv_heads // 2)
+            both = [v[:, :, partner], v[:, :, partner + kv_heads // 2]]
+            results.append(pattern @ torch.cat(both, -1))
+        mixed = results[0] - (share[0] - share[1] + start) * results[1]
+        unit = mixed / (mixed.square().mean(-1, keepdim=True) + cfg.eps).sqrt()
+        pairs.append((1 - start) * unit)
+    expected = module.out(torch.cat(pairs, -1))
+    assert_close(module(x, flow, model.decoder.position), expected, rtol=0, atol=1e-12)
+
+
+def test_lambda_starts_by_the_block_and_learns():
+    block = c.Block(DIFFERENCES[""], None)
+    for kind in (c.Stack, LoopedStack):
+        body = kind(3, (block,), c.NoPosition())
+        model = build_model(c.Decoder(32, 32, c.Embed(9), body), seed=1)
+        starts = [block.attn.start for block in model.decoder.blocks]
+        assert starts == pytest.approx([0.2, 0.3555090676, 0.4707130184], abs=1e-9)
+        drawn_std = model.decoder.blocks[0].attn.lambda_q1.std()
+        assert 0.02 < drawn_std < 0.3
+        model(torch.arange(9)[None]).logits.square().mean().backward()
+        for name, weight in model.named_parameters():
+            assert weight.grad is not None and weight.grad.abs().max() > 0, name
+
+
+@torch.no_grad()
+def test_a_difference_costs_what_is_computed_and_its_cache_what_attention_keeps():
+    cfg = tiny.decoder(tiny.block(DIFFERENCES[""]), position=c.NoPosition())
+    plain = tiny.decoder(tiny.block(c.Attention(8, 4)), position=c.NoPosition())
+    flops, length = [], cfg.context
+    for shape in (cfg, plain):
+        model = build_model(shape, seed=1).eval()
+        model.engine = "eager"
+        with FlopCounterMode(display=False) as counter:
+            model(tiny.tokens(1, length))
+        counts = counter.get_flop_counts()["Global"]
+        flops.append(counts[torch.ops.aten.bmm] / length)
+    prices = [cost.cost(shape) for shape in (cfg, plain)]
+    causal = (length + 1) / (2 * length)  # of the scores that eager computes
+    assert [price.attention_flops for price in prices] == [x * causal for x in flops]
+    assert flops[0] == 2 * flops[1]
+    assert prices[0].cache("fp32") == prices[1].cache("fp32")
+
+
+@torch.no_grad()
+def test_differences_are_served_together_as_alone():
+    model = tiny.model("diffllama")
+    requests = [Request([1 + i % 5, 2, 7, 9 + i], max_new=12, seed=i) for i in range(6)]
+    with Engine(model) as engine:
+        handles = [engine.submit(request) for request in requests]
+        together = [handle.result().completions[0].tokens for handle in handles]
+    alone = [generate(model, None, r.tokens, max_new=12, seed=r.seed).run() for r in requests]
+    assert together == [result.tokens[0] for result in alone]
+
+
+def test_a_run_file_names_it(tmp_path):
+    (tmp_path / "text.txt").write_text("a text of some words. " * 400)
+    (tmp_path / "run.toml").write_text(
+        f"""
+        [model]
+        recipe = "glass/1m"
+        decoder.pattern.attention = {{type = "DifferentialAttention", heads = 8, kv_heads = 4}}
+        [data]
+        train = "{tmp_path / "text.txt"}"
+        tokenizer = "byte"
+        """
+    )
+    plan = plan_run(read_run(tmp_path / "run.toml"))
+    assert {type(b.attention) for b in plan.model.decoder.pattern} == {DifferentialAttention}
+
+
 def test_what_cannot_be_is_a_sentence():
+    with mistake("DifferentialAttention has 3 key-value heads and takes them in pairs"):
+        DifferentialAttention(6, 3)
     with mistake("groups 4 does not divide state_heads 6"):
         Mamba2(6, groups=4)
     with mistake("value_heads 3 is not a multiple of key_heads 2"):

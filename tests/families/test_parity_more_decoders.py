@@ -1,6 +1,6 @@
 """Newer decoders against transformers: logits, padded rows, cached greedy text, weights both ways, and
 each word of their configs. Among them: deepseek, glm4_moe, minimax_m2, lfm2, mamba2, qwen3_next; the
-mechanisms latent, routed, sinks, sparse_mixer, tuned."""
+mechanisms differential, latent, routed, sinks, sparse_mixer, tuned."""
 
 from __future__ import annotations
 
@@ -285,6 +285,11 @@ def test_defaults_are_those_of_transformers(family):
                     {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
                     'rope_scaling is "yarn"',
                 ),
+            ],
+            "diffllama/1b": [
+                ({"attention_dropout": 0.1}, '"attention_dropout" is 0.1'),
+                ({"num_key_value_heads": 1}, "has 1 key-value heads and takes them in pairs"),
+                ({"lambda_std_dev": "0.1"}, '"lambda_std_dev" is "0.1"'),
             ],
             "rwkv/169m": [
                 ({"rescale_every": 1.5}, '"rescale_every" is 1.5'),

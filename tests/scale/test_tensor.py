@@ -41,6 +41,7 @@ from glassformer.families.mechanisms import (
 from glassformer.families.mixers import (
     ChannelMix,
     ChannelMix7,
+    DifferentialAttention,
     GatedAttention,
     GatedDelta,
     Mamba2,
@@ -217,6 +218,7 @@ WHOLE = {
         SinkAttention,
         ClampedMoE,
         SparseMixerMoE,
+        DifferentialAttention,
         GatedAttention,
         TunedAttention,
         GatedExpert,

@@ -22,6 +22,7 @@ from . import (  # noqa: F401, each with its pages
     cohere2,
     deberta,
     deepseek,
+    diffllama,
     distilbert,
     electra,
     esm,

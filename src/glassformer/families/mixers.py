@@ -1,4 +1,6 @@
-"""Token mixers whose state has one size at any length: what can be set of each. No torch here.
+"""Token mixers beside plain attention: what can be set of each. No torch here.
+
+Their state has one size at any length:
 
 ShortConv     gates around a convolution over a few tokens (LFM2)
 Mamba2        a state that decays by what each token says (Dao & Gu 2024)
@@ -17,6 +19,8 @@ from ..core.config.layers import Shapes, Unmultiplied, join, linear
 from ..core.config.model import Attention, Mixer
 from ..core.config.serial import AtLeastTwo, PositiveFloat, PositiveInt, member
 from ..core.errors import need
+
+LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")  # vectors of a DifferentialAttention
 
 
 def conv(channels: int, kernel: int, bias: bool) -> Shapes:
@@ -303,3 +307,32 @@ class TunedAttention(Attention):
     strength: PositiveFloat = 0.1  # of the growth
 
     shapes = Attention.shapes
+
+
+@member(Mixer)
+class DifferentialAttention(Attention):
+    """Attention by the difference of two patterns, which cancels what both see (Ye et al. 2024, arXiv
+    2410.05258): norm(softmax(q1 k1) v - lambda softmax(q2 k2) v).
+
+    A pair is a head of the first half and its partner in the second. Both attend to the values of
+    two key-value heads side by side. ``lambda`` starts at 0.8 - 0.6 exp(-0.3 i) in block i.
+    """
+
+    has_pages = False  # no kernel reads values of two heads
+    value_heads = 2  # whose values a head attends to
+
+    lambda_std: PositiveFloat = 0.1  # spread of the vectors that lambda comes from, at first
+    eps: PositiveFloat = 1e-5  # of the norm of each pair
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        heads = self.kv_heads or self.heads
+        need(
+            heads % 2 == 0,
+            f"DifferentialAttention has {heads} key-value heads and takes them in pairs; give an "
+            "even number.",
+        )
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        """Attention's, and four vectors that lambda comes from."""
+        return Attention.shapes(self, dim) | dict.fromkeys(LAMBDAS, (self.width(dim),))

@@ -116,6 +116,7 @@ class Cost:
         flops = 0.0
         for stack, attention, crosses in _attention_layers(self.model):
             width = attention.heads * attention.width(self.model.dim)
+            width *= getattr(attention, "value_heads", 1)
             flops += 4 * width * self._keys(attention, stack.causal and not crosses)
         mixers: list[Any] = [*config.recurrent(self.model).values()]
         mixers += [mixer for _, mixer in _other_mixers(self.model) if hasattr(mixer, "flops")]
@@ -233,8 +234,10 @@ class Cost:
         if not isinstance(attention, config.Attention):
             return _saved_activations(attention, C, stack.causal, stack.dropout)
         q = attention.heads * attention.width(C)
+        wide: int = getattr(attention, "value_heads", 1)
         kv = self._kv_width(attention)
-        attended = q + kv + q  # queries, keys, values, and what came of them
+        # queries, keys, values and what came of them; of wide ones their narrow form as well
+        attended = wide * (4 * q + kv) - 2 * q
         if attention.qk_norm is not None:
             attended += q + kv // 2
         # the patterns too, and what survived, a byte each; beyond 1,024 keys as autograd keeps it

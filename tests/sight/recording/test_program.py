@@ -33,9 +33,9 @@ def sized(entry, lengths):
     return entry
 
 
-@pytest.mark.parametrize("name", sorted(set(tiny.ALL) - RECURRENT))
+@pytest.mark.parametrize("name", sorted({*tiny.ALL, "diffllama"} - RECURRENT))
 def test_sizes_are_those_of_a_pass_of_another_length(name):
-    cfg = tiny.ALL[name]
+    cfg = (tiny.ALL | tiny.SINKS)[name]
     trace = traced(cfg)
     written, arrays = program(trace)
     lengths = (14, 20) if cfg.has_source else (20,)

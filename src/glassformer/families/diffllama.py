@@ -1,0 +1,24 @@
+"""DiffLlama: a Llama whose heads attend in pairs, by the difference of two patterns."""
+
+from __future__ import annotations
+
+from ..core.config import Block, GatedMLP, RMSNorm, Rotary
+from .decoder_pages import ATTENTION, GATED, NORMS, decoder, table, words
+from .mixers import LAMBDAS, DifferentialAttention
+from .recipe import page
+
+WORDS = words(
+    decoder(Block(DifferentialAttention(2), GatedMLP(1), RMSNorm()), Rotary()),
+    max_position_embeddings=2048,
+    attention_bias=False,
+    rms_norm_eps=(1e-5, "norm.eps last_norm.eps attention.eps"),
+    lambda_std_dev=(0.1, "attention.lambda_std"),
+)
+
+DIFFLLAMA = page(
+    "diffllama",
+    words=WORDS,
+    weights=table(
+        ATTENTION, GATED, NORMS, tables={f"attn.{name}": f"self_attn.{name}" for name in LAMBDAS}
+    ),
+)

@@ -266,3 +266,9 @@ def test_one_context_is_that_of_the_rows_and_of_a_new_model():
         ]
         == 64
     )
+
+
+def test_a_list_of_numbers_is_written_with_commas_and_a_text_stays_one_text():
+    assert serial.from_dict(run.Train, {"steps": 9, "save_at": "1,2,4"}).save_at == (1, 2, 4)
+    settings = {"lr": 1e-3, "undecayed": "true"}  # the name of a parameter, to TOML another value
+    assert serial.from_dict(run.AdamW, settings).undecayed == ("true",)

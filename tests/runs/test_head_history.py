@@ -76,5 +76,7 @@ def test_the_command(whole, tmp_path, capsys):  # noqa: F811
     assert len(lines[0].split()) == 5
     assert main(["heads", str(few), *options, "--json"]) == 0
     assert [x["step"] for x in json.loads(capsys.readouterr().out)["steps"]] == [1, 9]
+    assert main(["heads", str(few), *options, "--dtype", "float32"]) == 2
+    assert "leave --device and --dtype out" in capsys.readouterr().err
     with mistake("holds no checkpoint"):
         glassformer.head_history(tmp_path)

@@ -15,31 +15,16 @@ from folders import edit_json, snapshot
 from glassformer.cli import main
 from glassformer.runs import run, run_file
 from mistakes import mistake
+from runs import test_launch
 
+corpus = test_launch.corpus
 SETTINGS = {
-    "dim": "16",
-    "decoder.depth": "2",
-    "decoder.pattern.attention.heads": "2",
-    "decoder.dropout": "0.1",
-    "context": "16",
-    "batch": "4",
-    "accumulate": "2",
+    **test_launch.SETTINGS,
     "steps": "9",
     "evaluate_every": "2",
-    "evaluate_batches": "2",
     "save_every": "1",
     "keep": "20",
-    "data.tokenizer": "char",
-    "dtype": "float32",
-    "tensorboard": "false",
 }
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "squares.txt"
-    path.write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(200)))
-    return path
 
 
 def trained(corpus, out, resume=False, **changes):

@@ -141,3 +141,11 @@ def test_what_cannot_be_opened(whole, corpus, tmp_path, capsys):  # noqa: F811
     assert "add --time" in capsys.readouterr().err
     assert main(["why", str(whole), "--time"]) == 2
     assert "Give the text" in capsys.readouterr().err
+    for option, sentence in (
+        (["--edit", 'scale("logits", 2)'], "open a run as it was"),
+        (["--up", "2"], "open a run as it was"),
+        (["--dtype", "float32"], "leave --device and --dtype out"),
+        (["--influence", "3"], "leave one out"),
+    ):
+        assert main(["why", str(whole), f"{name}[3,5]", "--time", *option]) == 2
+        assert sentence in capsys.readouterr().err

@@ -38,7 +38,8 @@ def run(
     if over_time:
         from ..runs.head_history import head_history
 
-        history = head_history(options.model, draws=draws, length=length, seed=seed)
+        folder = options.run_folder()
+        history = head_history(folder, draws=draws, length=length, seed=seed)
         return CommandOutput(
             lambda: asdict(history), lambda: history.lines(sort or "induction", top or 4)
         )

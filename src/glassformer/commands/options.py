@@ -79,6 +79,15 @@ class ModelOptions(DeviceOptions):
             note(f"{self.model} computes on {devices.title(device)} in {kind}.")
         return model, tokenizer
 
+    def run_folder(self) -> str:
+        """Returns the folder of a run whose history is opened; UserError for another device or
+        dtype than the run's."""
+        message = (
+            "A run's history is that of its own device and dtype; leave --device and --dtype out."
+        )
+        need(not (self.device or self.dtype), message)
+        return self.model
+
     def load_with_tokenizer(self, **options: Any) -> tuple[Any, Any]:
         """Returns the model and the tokenizer it needs to read text; UserError where it has
         none."""

@@ -56,7 +56,16 @@ def run(
     assert text is not None
     if time or influence is not None:
         need(address is None, "A run is opened at one weight, or for one text; quote it.")
-        return _in_time(options.model, text, step, influence, terms)
+        need(
+            not (time and influence is not None),
+            "--time opens a weight and --influence a text; leave one out.",
+        )
+        need(
+            not (edit or source or up or model_file or with_transformers),
+            "--time and --influence open a run as it was; leave --edit, --source, --up, --model-file "
+            "and --with-transformers out.",
+        )
+        return _in_time(options.run_folder(), text, step, influence, terms)
     if model_file is not None or with_transformers:
         need(not edit, "--edit is for models of Glassformer's families.")
         need(

@@ -108,8 +108,11 @@ class Probe(Shown):
         toward: str | None = None,
         edits: Edits = (),
     ) -> Tensor:
-        """Scores of each token of a text (T), how far along the direction it is: 0 at the mean of all texts, 1 at
-        the mean of the label's. It is ``(x - mean) @ direction / |direction|^2``."""
+        """Scores of each token of a text (T): how far along the direction it is.
+
+        The score is ``(x - mean) @ direction / |direction|^2``: 0 at the mean of all texts, 1 at the
+        mean of the label's.
+        """
         self.must_fit(model)
         address = address or self.best
         mean, along = (self.tensor(address, kind, toward).double() for kind in KINDS)

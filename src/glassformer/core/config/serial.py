@@ -201,7 +201,8 @@ def from_dict(kind: Any, raw: Any, path: str = "") -> Any:
             return raw
         raise _error(path, f"{_show(raw)} is not one of {', '.join(map(json.dumps, args))}.")
     if origin is tuple:
-        listed = _parse(f"[{raw}]") if isinstance(raw, str) else raw  # --save-at 1,2,4
+        is_list = isinstance(raw, str) and args[0] is not str  # --save-at 1,2,4
+        listed = _parse(f"[{raw}]") if is_list else raw
         items = listed if isinstance(listed, list | tuple) else [raw]
         return tuple(from_dict(args[0], item, f"{path}.{i}") for i, item in enumerate(items))
     if origin is dict:

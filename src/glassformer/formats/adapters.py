@@ -79,7 +79,7 @@ class Naming:
         """Every matrix of the files that is made of whole linear layers."""
         for link in self.links:
             names = (*link.file_names, *link.param_names)
-            linear = len(link.file_names) == 1 and not link.rule.axes
+            linear = len(link.file_names) == 1 and not link.rule.axes and link.rule.groups == 1
             if linear and all(name.endswith(".weight") for name in names):
                 layers = [
                     (param.removesuffix(".weight"), self.shapes[param][0])
@@ -271,8 +271,8 @@ def _named(
             )
             return page, naming, {name: matrices[name] for name in changed}, wholes
     raise UserError(
-        f"{folder} changes {short(min(unknown, key=len))}, which its base does not have; "
-        "check the base."
+        f"{folder} changes {short(min(unknown, key=len))}, which its base lacks or splits into several "
+        "layers; check the base, or merge the adapter with PEFT first."
     )
 
 

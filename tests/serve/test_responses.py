@@ -97,6 +97,7 @@ def test_a_text_has_the_tokens_of_a_chat(client, live):  # noqa: F811
     assert response.output_text == choice.message.content != ""
     assert response.status == "incomplete" and choice.finish_reason == "length"
     assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.text.model_dump(exclude_unset=True) == {"format": {"type": "text"}}
     usage = response.usage
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (
         chat.usage.prompt_tokens,

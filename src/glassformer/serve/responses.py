@@ -34,7 +34,7 @@ ITEM_FIELDS = {
 }
 ORDER = ("role", "reasoning_content", "content", "tool_calls")  # in an assistant's message
 ECHOED = """
-instructions max_output_tokens metadata parallel_tool_calls store temperature text tool_choice tools top_p
+instructions max_output_tokens metadata parallel_tool_calls store temperature tool_choice tools top_p
 """
 TEXTS: dict[str, tuple[JsonObject, JsonObject]] = {
     "content": (
@@ -211,6 +211,8 @@ class ResponseWriter:
     """Events of a response, made from the chunks of a chat."""
 
     def __init__(self, body: ResponseRequest, model: str) -> None:
+        form = body.text.format
+        sent_format = form.model_dump(by_alias=True, exclude_unset=True)
         self.response: Any = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -221,6 +223,7 @@ class ResponseWriter:
             "usage": None,
             **dict.fromkeys(("error", "incomplete_details", "previous_response_id")),
             "truncation": "disabled",
+            "text": {"format": {"type": form.type, **sent_format}},
             **body.model_dump(include={*ECHOED.split()}, by_alias=True),
         }
         self.output: list[JsonObject] = self.response["output"]

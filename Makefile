@@ -6,7 +6,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
-PIP = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
+# Python compiles a module when it is first imported; most of what is installed never is.
+PIP = $(BIN)/python -m pip install --no-compile --disable-pip-version-check $(PIP_ARGS)
 LOCKED = $(PIP) --no-deps --require-hashes
 UV ?= uv
 READY := .venv/.ready

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -14,6 +15,13 @@ from seeding import RUN, seed_all, seed_from
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def pytest_collection_finish():
+    """What the collection made lives to the end: no collection of garbage walks through it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def find_shared_data():

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config.layers import MLP, Embed, LayerNorm
-from ..core.config.model import Attention, Block, Encoder
+from ..core.config.layers import Embed
+from ..core.config.model import Encoder
 from ..core.config.pool import Pool
-from ..core.config.position import Learned
 from . import encoder_pages
 from .encoder_pages import (
     CHOICE,
@@ -78,8 +77,7 @@ def write_ends(model: Encoder) -> Settings:
     return raw
 
 
-BLOCK = Block(Attention(1, bias=True), MLP(1, "gelu", bias=True), LayerNorm(1e-12), "post")
-TRUNK = encoder(BLOCK, Learned(64), Embed(64, segments=2))
+TRUNK = encoder(embed=Embed(64, segments=2))
 WORDS = ConfigWords(TRUNK, KEYS, [Section(read_ends, write_ends)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.config import Alibi, LayerNorm, Model
 from . import gpt2
-from .decoder_pages import GPT2_BLOCK, NORMS, decoder, first_block, joint
+from .decoder_pages import GPT2_LAYERS, NORMS, decoder, first_block, joint
 from .keys import Key, only
 from .names import Table
 from .recipe import ConfigReader, page
@@ -16,11 +16,7 @@ def _width(raw: ConfigReader) -> int:
 
 
 WORDS = gpt2.words(
-    decoder(
-        GPT2_BLOCK,
-        Alibi(),
-        first_norm=LayerNorm(),
-    ),
+    decoder(*GPT2_LAYERS, Alibi(), first_norm=LayerNorm()),
     *only(
         apply_residual_connection_post_layernorm=(False, "the stream here passes the norms by"),
     ),

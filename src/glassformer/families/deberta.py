@@ -15,7 +15,7 @@ from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from ..core.errors import need
 from . import encoder_pages
-from .bert import BLOCK, SHARED
+from .bert import SHARED
 from .disentangled import DisentangledAttention, RelativeEmbedding
 from .encoder_pages import (
     CHOICE,
@@ -188,7 +188,7 @@ def recipe(name: str, family: str, key_bias: bool) -> Recipe:
     """The recipe of a version."""
     attention: Any = DisentangledAttention(1, bias=True, out_bias=True, key_bias=key_bias)
     position: Any = RelativeEmbedding()
-    shape = encoder(replace(BLOCK, attention=attention), position)
+    shape = encoder(attention, position=position)
     ends = Section(read_ends, partial(write_ends, family=family))
     words = ConfigWords(shape, KEYS, [Section(read_layers, write_layers), ends])
     return page(name, words=words, weights=table)

@@ -13,9 +13,29 @@ from functools import reduce
 from typing import Any, TypeVar
 
 from ..core.config import serial
-from ..core.config.layers import MLP, Embed, GatedMLP, Head, Init, LayerNorm, RMSNorm
+from ..core.config.layers import (
+    MLP,
+    Embed,
+    FeedForward,
+    GatedMLP,
+    Head,
+    Init,
+    LayerNorm,
+    Norm,
+    RMSNorm,
+)
 from ..core.config.mask import Full, MaskRule, Window
-from ..core.config.model import Attention, Block, Decoder, Encoder, Model, Stack, stacks
+from ..core.config.model import (
+    Attention,
+    Block,
+    Decoder,
+    Encoder,
+    Mixer,
+    Model,
+    Place,
+    Stack,
+    stacks,
+)
 from ..core.config.position import NoPosition, Position, Rotary
 from ..core.config.scaling import (
     LinearScaling,
@@ -51,19 +71,22 @@ OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}  # of b
 
 
 def decoder(
-    block: Block,
-    position: Position,
+    attention: Mixer = Attention(1),
+    feedforward: FeedForward | None = GatedMLP(1),
+    norm: Norm = RMSNorm(),
+    position: Position = Rotary(),
     head: Head = Head(),
+    place: Place = "pre",
     **stack: Any,
 ) -> Decoder:
-    """A decoder of one such block, whose last norm is the block's, and of sizes that a file says."""
-    body = Stack(1, (block,), position, **{"last_norm": block.norm, **stack})
+    """A decoder of one such block, whose last norm is the block's, and of sizes that a file says;
+    where nothing is given, a Llama."""
+    block = Block(attention, feedforward, norm, place)
+    body = Stack(1, (block,), position, **{"last_norm": norm, **stack})
     return Decoder(64, 64, Embed(64), body, head, INIT)
 
 
-LLAMA_BLOCK = Block(Attention(1), GatedMLP(1), RMSNorm())
-LLAMA_SHAPE = decoder(LLAMA_BLOCK, Rotary())
-GPT2_BLOCK = Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm())
+GPT2_LAYERS = (Attention(1, bias=True), MLP(1, bias=True), LayerNorm())
 
 
 # ---------------------------------------------------------------------------------- config.json, in

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Block, GatedMLP, Model, RMSNorm, Rotary
+from ..core.config import GatedMLP, Model, Rotary
 from ..core.errors import need
 from . import mixtures
 from .decoder_pages import (
@@ -103,7 +103,7 @@ def _write_method(model: Model) -> Settings:
 def _words(*more: Key | Section, context: int) -> ConfigWords:
     """The words of both."""
     return words(
-        decoder(Block(LatentAttention(1), GatedMLP(1), RMSNorm()), Rotary(interleaved=True)),
+        decoder(LatentAttention(1), position=Rotary(interleaved=True)),
         Key("", "attention.scale", _scale),
         Key("", "", _turning),
         *more,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core.config.model import Encoder
-from ..core.config.position import Learned
-from .bert import BLOCK
 from .encoder_pages import (
     ANSWERS,
     CHOICE,
@@ -67,7 +65,7 @@ def write_ends(model: Encoder) -> Settings:
     return {name: value for name, value in raw.items() if name not in ("", "dropout")}
 
 
-WORDS = ConfigWords(encoder(BLOCK, Learned(64)), KEYS, [Section(read_ends, write_ends)])
+WORDS = ConfigWords(encoder(), KEYS, [Section(read_ends, write_ends)])
 _LAYER = {
     "attention.q_lin": "attn.q",
     "attention.k_lin": "attn.k",

@@ -7,10 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.layers import Activation, Embed, Head, Init
-from ..core.config.model import Block, Encoder, Stack, stacks
+from ..core.config.layers import (
+    MLP,
+    Activation,
+    Embed,
+    FeedForward,
+    Head,
+    Init,
+    LayerNorm,
+    Norm,
+)
+from ..core.config.model import Attention, Block, Encoder, Mixer, Place, Stack, stacks
 from ..core.config.pool import Pool, TokenHead
-from ..core.config.position import Position
+from ..core.config.position import Learned, Position
 from .keys import Section
 from .names import NameRule, Names, Pairs, Table, rules
 from .recipe import ConfigReader, Settings
@@ -24,9 +33,19 @@ def head_of(raw: ConfigReader) -> str:
     return raw.architecture("").partition("For")[2]
 
 
-def encoder(block: Block, position: Position, embed: Embed = Embed(64), **stack: Any) -> Encoder:
-    """An encoder of one such block, whose first norm is the block's, and of sizes that a file says."""
-    body = Stack(1, (block,), position, causal=False, **{"first_norm": block.norm, **stack})
+def encoder(
+    attention: Mixer = Attention(1, bias=True),
+    feedforward: FeedForward = MLP(1, "gelu", bias=True),
+    norm: Norm = LayerNorm(1e-12),
+    position: Position = Learned(64),
+    place: Place = "post",
+    embed: Embed = Embed(64),
+    **stack: Any,
+) -> Encoder:
+    """An encoder of one such block, whose first norm is the block's, and of sizes that a file says;
+    where nothing is given, BERT's without segments."""
+    block = Block(attention, feedforward, norm, place)
+    body = Stack(1, (block,), position, causal=False, **{"first_norm": norm, **stack})
     return Encoder(64, 64, embed, body, None, Init(0.02, 0.02, "plain"))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.layers import MLP, LayerNorm
-from ..core.config.model import Attention, Block, Encoder, stacks
+from ..core.config.layers import LayerNorm
+from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from . import roberta
 from .bert import SHARED
@@ -49,9 +49,9 @@ def write_layers(model: Encoder) -> Settings:
     }
 
 
-BLOCK = Block(Attention(1, bias=True), MLP(1, "gelu", bias=True), LayerNorm())
+NORM = LayerNorm()
 WORDS = ConfigWords(
-    encoder(BLOCK, StoredRotary(), first_norm=None, last_norm=BLOCK.norm),
+    encoder(norm=NORM, position=StoredRotary(), place="pre", first_norm=None, last_norm=NORM),
     revise(
         SHARED,
         *only(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Model, Place, Rotary
+from ..core.config import MLP, Decoder, LayerNorm, Model, Place
 from ..core.errors import need
 from . import gpt2
 from .decoder_pages import blocks_of, decoder, first_block, joint, with_blocks, words
@@ -65,7 +65,7 @@ def _groups(model: Model) -> bool:
 
 
 WORDS = words(
-    decoder(Block(Attention(1), MLP(1), LayerNorm()), Rotary()),
+    decoder(feedforward=MLP(1), norm=LayerNorm()),
     *only(
         alibi=(False, "Falcon's ALiBi is divided by the root of the head's width"),
     ),

@@ -3,7 +3,7 @@ window and turn faster."""
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, GatedMLP, Rotary
+from ..core.config import Attention, Rotary
 from . import gemma
 from .decoder_pages import (
     ATTENTION,
@@ -33,10 +33,7 @@ def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
 
 
 WORDS = words(
-    decoder(
-        Block(Attention(1, qk_norm=gemma.NORM), GatedMLP(1), gemma.NORM, place="sandwich"),
-        Rotary(),
-    ),
+    decoder(Attention(1, qk_norm=gemma.NORM), norm=gemma.NORM, place="sandwich"),
     key("hidden_activation", "gelu_pytorch_tanh"),
     *gemma.SHARED,
     gemma.QUERY_SCALE,

@@ -15,7 +15,7 @@ from ..core.config import (
 )
 from ..core.errors import need
 from . import decoder_pages
-from .decoder_pages import GPT2_BLOCK, first_block, joint
+from .decoder_pages import GPT2_LAYERS, first_block, joint
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
 from .names import Names, Table
 from .recipe import ConfigReader, Settings, page
@@ -80,7 +80,7 @@ def _write_bias(model: Model) -> Settings:
     return {} if getattr(first_block(model).attention, "bias", True) else {"bias": False}
 
 
-SHAPE = decoder_pages.decoder(GPT2_BLOCK, Learned(64))
+SHAPE = decoder_pages.decoder(*GPT2_LAYERS, Learned(64))
 WORDS = words(
     replace(SHAPE, init=Init()),
     *ATTENTION,

@@ -8,7 +8,7 @@ from ..core.config import Model, Rotary
 from ..core.errors import need
 from . import gpt2
 from .decoder_pages import (
-    GPT2_BLOCK,
+    GPT2_LAYERS,
     NORMS,
     decoder,
     first_block,
@@ -42,7 +42,7 @@ def _write_position(model: Model) -> Settings:
 
 
 WORDS = words(
-    decoder(GPT2_BLOCK, Rotary()),
+    decoder(*GPT2_LAYERS),
     Key(
         "use_parallel_residual",
         "place",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import Block, GatedMLP, RMSNorm, Rotary, YarnScaling
+from ..core.config import GatedMLP, Rotary, YarnScaling
 from .decoder_pages import (
     ATTENTION,
     GATE_UP,
@@ -35,7 +35,7 @@ def _positions(raw: ConfigReader) -> Rotary:
 
 
 WORDS = words(
-    decoder(Block(SinkAttention(1, bias=True), MIXTURE, RMSNorm()), YARN),
+    decoder(SinkAttention(1, bias=True), MIXTURE, position=YARN),
     turned(_positions),
     windows(default=128, every=2, required=False),
     rope=ROPE_TABLE,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import MLP, Attention, Block, Head, LayerNorm, Model, Rotary
+from ..core.config import MLP, Attention, Head, LayerNorm, Model, Rotary
 from ..core.errors import need
 from . import gpt2
 from .decoder_pages import attention, decoder, first_block, joint, stack
@@ -31,9 +31,12 @@ def _write_turned(model: Model) -> Settings:
 
 WORDS = gpt2.words(
     decoder(
-        Block(Attention(1), MLP(1, bias=True), LayerNorm(), place="parallel"),
+        Attention(1),
+        MLP(1, bias=True),
+        LayerNorm(),
         Rotary(interleaved=True),
         Head(tied=False, bias=True),
+        "parallel",
     ),
     Key("", "position.fraction", _fraction),
     gpt2.length(context=2048),

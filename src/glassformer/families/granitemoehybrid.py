@@ -14,7 +14,6 @@ from . import granite, mamba2
 from .decoder_pages import (
     ATTENTION,
     GATE_UP,
-    LLAMA_BLOCK,
     NORMS,
     THEIRS,
     LayerChoice,
@@ -50,7 +49,7 @@ def _head_dim(raw: ConfigReader) -> Any:
 _KINDS = ("linear_attention", "full_attention")
 MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
 WORDS = words(
-    decoder(LLAMA_BLOCK, NoPosition()),
+    decoder(position=NoPosition()),
     *granite.MULTIPLIERS,
     *mamba2.SILU,
     mamba2.UNLIMITED,

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..core.config import (
     Attention,
-    Block,
     Chunk,
     Decoder,
     Full,
@@ -116,7 +115,7 @@ def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
 
 
 WORDS = words(
-    decoder(Block(Attention(1, qk_norm=QK_NORM), GatedMLP(1), RMSNorm()), Rotary()),
+    decoder(Attention(1, qk_norm=QK_NORM)),
     *STILL_ROUTER,
     turned(_rotary),
     Section(_read_attention, _write_attention),

@@ -13,7 +13,6 @@ from ..core.config.layers import Embed
 from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import led, roberta
-from .bert import BLOCK
 from .encoder_pages import LABELS, LAYER, encoder, head_of, trunk
 from .keys import ConfigWords, Section
 from .longformer import LongformerAttention
@@ -29,7 +28,7 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
 
 _ATTENTION: Any = LongformerAttention(1, bias=True, mask=led.mask_of(2, 1))
 WORDS = ConfigWords(
-    encoder(replace(BLOCK, attention=_ATTENTION), Learned(64, start=2), Embed(64, segments=2)),
+    encoder(_ATTENTION, position=Learned(64, start=2), embed=Embed(64, segments=2)),
     roberta.KEYS,
     [
         Section(read_windows, led.write_windows),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, GatedMLP, MoE, RMSNorm, Rotary
+from ..core.config import GatedMLP, MoE
 from .decoder_pages import ATTENTION, NORMS, decoder, experts, rotary, table, window, words
 from .keys import only
 from .recipe import page
 
 STILL_ROUTER = only(router_jitter_noise=(0.0, "no router here shakes what it reads"))
 WORDS = words(
-    decoder(Block(Attention(1), MoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
+    decoder(feedforward=MoE(1, 1, GatedMLP(1))),
     *STILL_ROUTER,
     window(),
     rotary(1e6),

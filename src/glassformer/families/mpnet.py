@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.config.model import Encoder
 from . import roberta
-from .bert import BLOCK, SHARED
+from .bert import SHARED
 from .encoder_pages import encoder, trunk
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import LearnedWithBias
@@ -20,7 +20,7 @@ START = 2  # transformers has this row for the first position, whatever the id o
 
 
 WORDS = ConfigWords(
-    encoder(BLOCK, POSITION),
+    encoder(position=POSITION),
     revise(
         SHARED,
         *only(

@@ -6,7 +6,7 @@ larger number there. transformers itself makes biases of so many tokens alone, a
 
 from __future__ import annotations
 
-from ..core.config import MLP, Alibi, Attention, Block, LayerNorm
+from ..core.config import MLP, Alibi, Attention, LayerNorm
 from . import gpt2
 from .decoder_pages import decoder, joint
 from .keys import Section, keys, only, read_keys, write_keys
@@ -29,7 +29,7 @@ ATTENTION = (
 
 
 WORDS = gpt2.words(
-    decoder(Block(Attention(1), MLP(1, "gelu"), LayerNorm(bias=False)), Alibi()),
+    decoder(Attention(1), MLP(1, "gelu"), LayerNorm(bias=False), Alibi()),
     *only(
         no_bias=(True, "no layer of an MPT has a bias"),
         expansion_ratio=(4, "the feed-forward of an MPT is four times as wide"),

@@ -6,7 +6,7 @@ Files of the hub may say the same in GPT-2's words (``n_embd``), which are read 
 from __future__ import annotations
 
 from ..core.config.layers import Embed, GatedMLP, LayerNorm
-from ..core.config.model import Attention, Block, Encoder
+from ..core.config.model import Attention, Encoder
 from ..core.config.position import Rotary
 from . import encoder_pages
 from .bert import SHARED
@@ -57,9 +57,7 @@ OLDER = {
 }
 
 
-TEMPLATE = encoder(
-    Block(Attention(1), GatedMLP(1), LayerNorm(), "post"), Rotary(), Embed(64, segments=2)
-)
+TEMPLATE = encoder(Attention(1), GatedMLP(1), LayerNorm(), Rotary(), embed=Embed(64, segments=2))
 ENDS = ends("NomicBert")
 
 

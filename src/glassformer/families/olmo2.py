@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ..core.config import (
     Attention,
-    Block,
     GatedMLP,
     Model,
     MoE,
@@ -37,7 +36,7 @@ from .keys import Section, only
 from .recipe import ConfigReader, Settings, page
 
 QUERIES = Attention(1, qk_norm=RMSNorm(), qk_norm_whole=True)
-SHAPE = decoder(Block(QUERIES, GatedMLP(1), RMSNorm(), place="output"), Rotary())
+SHAPE = decoder(QUERIES, place="output")
 THETA3 = 500_000.0  # of both kinds of block
 YARN = YarnScaling(8.0, 8192, attention_factor=1.2079441541679836)
 
@@ -77,7 +76,7 @@ OLMO3 = page("olmo3", words=WORDS3, weights=LAYERS)
 
 
 WORDSMOE = words(
-    decoder(Block(QUERIES, MoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
+    decoder(QUERIES, MoE(1, 1, GatedMLP(1))),
     *only(
         clip_qkv=(None, "queries, keys and values here are not clipped"),
     ),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..core.config import Decoder, LayerNorm, Learned, Model
 from ..core.errors import need
-from .decoder_pages import FAIRSEQ, GPT2_BLOCK, decoder, first_block, stack, table
+from .decoder_pages import FAIRSEQ, GPT2_LAYERS, decoder, first_block, stack, table
 from .keys import ConfigWords, Section, key, keys, only
 from .recipe import ConfigReader, Settings, page
 
@@ -32,7 +32,7 @@ def _write_norms(model: Model) -> Settings:
 
 
 WORDS = ConfigWords(
-    decoder(GPT2_BLOCK, Learned(64, 2)),
+    decoder(*GPT2_LAYERS, Learned(64, 2)),
     (
         *only(
             layer_norm_elementwise_affine=(True, "each norm here has a weight and a bias"),

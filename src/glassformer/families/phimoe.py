@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from ..core.config import (
     Attention,
-    Block,
     GatedMLP,
     Head,
     LayerNorm,
@@ -53,9 +52,10 @@ def _write_rope(model: Model) -> Settings:
 
 WORDS = words(
     decoder(
-        Block(Attention(1, bias=True), SparseMixerMoE(2, 2, GatedMLP(1)), LayerNorm()),
-        Rotary(),
-        Head(tied=False, bias=True),
+        Attention(1, bias=True),
+        SparseMixerMoE(2, 2, GatedMLP(1)),
+        LayerNorm(),
+        head=Head(tied=False, bias=True),
     ),
     *only(
         input_jitter_noise=(0.0, "no router here shakes what it reads"),

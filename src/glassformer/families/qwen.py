@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Attention, Block, Decoder, GatedMLP, Model, MoE, RMSNorm, Rotary
+from ..core.config import Attention, Decoder, GatedMLP, Model, MoE, RMSNorm
 from .decoder_pages import (
     ATTENTION,
     EXPERTS,
@@ -35,10 +35,8 @@ from .gated_expert import GatedExpert
 from .keys import Section, experts_key, only
 from .recipe import ConfigReader, Settings, page
 
-SHAPE2, SHAPE3 = (
-    decoder(Block(attention, GatedMLP(1), RMSNorm()), Rotary())
-    for attention in (Attention(1, bias=True, out_bias=False), Attention(1, qk_norm=RMSNorm()))
-)
+SHAPE2 = decoder(Attention(1, bias=True, out_bias=False))
+SHAPE3 = decoder(Attention(1, qk_norm=RMSNorm()))
 
 
 # ------------------------------------------------------------------------------------- config.json

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..core.config import Block, GatedMLP, Model, MoE, RMSNorm, Rotary
+from ..core.config import GatedMLP, Model, MoE, RMSNorm
 from . import qwen
 from .decoder_pages import (
     ATTENTION,
@@ -69,7 +69,7 @@ MIXTURES = variant(
 
 def _words(kv_heads: int, *more: Key | Section) -> ConfigWords:
     return words(
-        decoder(Block(GatedAttention(1, qk_norm=NORM), GatedMLP(1), NORM), Rotary()),
+        decoder(GatedAttention(1, qk_norm=NORM), norm=NORM),
         *SILU,
         rotary(fraction=0.25),
         DELTAS,

@@ -13,7 +13,6 @@ from ..core.config.layers import Embed
 from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from . import encoder_pages
-from .bert import BLOCK
 from .bert import KEYS as BERT_KEYS
 from .encoder_pages import (
     encoder,
@@ -93,7 +92,7 @@ def with_ends(
     return encoder_pages.table(model, name, WORDS, inside, layers, unread, choice, names, untied)
 
 
-TEMPLATE = encoder(BLOCK, Learned(64, start=2), Embed(64, segments=1))
+TEMPLATE = encoder(position=Learned(64, start=2), embed=Embed(64, segments=1))
 
 
 def recipe(name: str, family: str) -> Recipe:

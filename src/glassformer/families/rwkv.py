@@ -57,7 +57,7 @@ def _write_blocks(model: Model) -> Settings:
 
 
 WORDS = ConfigWords(
-    decoder(Block(MIXER, None, LayerNorm()), NoPosition()),
+    decoder(MIXER, None, LayerNorm(), NoPosition()),
     keys(
         "hidden_size",
         vocab_size=50_277,

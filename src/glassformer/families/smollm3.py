@@ -8,9 +8,9 @@ from ..core.config import (
     NoPosition,
 )
 from .decoder_pages import (
-    LLAMA_SHAPE,
     LLAMA_TABLE,
     LayerChoice,
+    decoder,
     read_turning,
     read_windows,
     rotary,
@@ -32,7 +32,7 @@ def _write_still(still: Sequence[bool]) -> Settings:
 
 
 WORDS = words(
-    LLAMA_SHAPE,
+    decoder(),
     *only(
         use_sliding_window=(False, "no block of a SmolLM3 slides a window"),
     ),

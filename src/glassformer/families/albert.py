@@ -48,15 +48,15 @@ WORDS = ConfigWords(
     replace(TRUNK, encoder=STACK),
     revise(
         BERT_KEYS,
-        *only(
+        only(
             num_hidden_groups=(1, "all blocks of an ALBERT here share one group of weights"),
             inner_group_num=(1, "a group of an ALBERT here is one block"),
         ),
         key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
+        Section(read_ends, write_ends),
         embedding_size=(128, "embed.dim"),
         hidden_act="gelu_new",
     ),
-    [Section(read_ends, write_ends)],
 )
 
 

@@ -16,7 +16,7 @@ from ..core.config.layers import MLP, LayerNorm
 from ..core.config.model import Attention, Block, Model, Place, stacks
 from ..core.config.position import Learned, Position, Sinusoidal
 from .decoder_pages import NO_NAMES
-from .keys import ConfigWords, Key, Section, keys, only
+from .keys import ConfigWords, Entry, Key, Section, keys, only
 from .names import NameRule, Names, Table, rules
 from .pair_pages import BOTH_SIDES, held, pair_table, scale_key, start, template
 from .recipe import ConfigReader, Settings, page
@@ -34,7 +34,7 @@ def _write(model: Model) -> Settings:
 
 def words(
     position: Position,
-    *more: Key | Section,
+    *more: Entry,
     place: Place = "pre",
     normed: bool = False,
     scaled: bool = False,
@@ -53,7 +53,7 @@ def words(
             last_norm=norm if place == "pre" else None,
         ),
         (
-            *only(
+            only(
                 tie_word_embeddings=(True, "the head shares the embeddings' table here"),
                 is_decoder=(False, "a decoder here stands beside its encoder"),
             ),
@@ -61,13 +61,10 @@ def words(
             scale_key(scaled),
             *keys(activation_function=act),
             Key("", "head.bias", lambda raw: held(raw, "head_bias", BIAS)),
-            *(key for key in more if isinstance(key, Key)),
-        ),
-        [
-            *(section for section in more if isinstance(section, Section)),
+            *more,
             Section(encode=_write),
             start(first),
-        ],
+        ),
     )
 
 

@@ -46,7 +46,7 @@ def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
 
 
 SHARED = (
-    *only(
+    only(
         is_decoder=(False, "a BERT here sees both sides of every token"),
         add_cross_attention=(False, "an encoder alone has nothing to look across at"),
     ),
@@ -62,7 +62,7 @@ SHARED = (
     ),
 )
 KEYS = (
-    *only(
+    only(
         position_embedding_type=("absolute", "positions of a BERT here are a table"),
     ),
     *SHARED,
@@ -78,7 +78,7 @@ def write_ends(model: Encoder) -> Settings:
 
 
 TRUNK = encoder(embed=Embed(64, segments=2))
-WORDS = ConfigWords(TRUNK, KEYS, [Section(read_ends, write_ends)])
+WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, write_ends)))
 
 
 def table(model: Encoder) -> Table:

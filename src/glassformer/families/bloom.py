@@ -17,7 +17,7 @@ def _width(raw: ConfigReader) -> int:
 
 WORDS = gpt2.words(
     decoder(*GPT2_LAYERS, Alibi(), first_norm=LayerNorm()),
-    *only(
+    only(
         apply_residual_connection_post_layernorm=(False, "the stream here passes the norms by"),
     ),
     Key("hidden_size", "dim", _width),

@@ -123,7 +123,7 @@ def write_layers(model: Encoder) -> Settings:
 POOLED = key("pooler_hidden_act", "gelu", "act")
 KEYS = revise(
     SHARED,
-    *only(
+    only(
         relative_attention=(True, "a DeBERTa here reads distances"),
         conv_kernel_size=(0, "no convolution stands beside the first block here"),
         talking_head=(False, "heads here do not mix their scores"),
@@ -190,7 +190,7 @@ def recipe(name: str, family: str, key_bias: bool) -> Recipe:
     position: Any = RelativeEmbedding()
     shape = encoder(attention, position=position)
     ends = Section(read_ends, partial(write_ends, family=family))
-    words = ConfigWords(shape, KEYS, [Section(read_layers, write_layers), ends])
+    words = ConfigWords(shape, (*KEYS, Section(read_layers, write_layers), ends))
     return page(name, words=words, weights=table)
 
 

@@ -48,6 +48,7 @@ from ..core.errors import UserError, need
 from .keys import (
     MOST_POSITIONS,
     ConfigWords,
+    Entry,
     Key,
     Section,
     key,
@@ -178,7 +179,7 @@ LLAMA = (
 
 def words(
     template: Decoder | Encoder,
-    *more: Key | Section,
+    *more: Entry,
     shared: Sequence[Key] = LLAMA,
     without: str = "",
     needed: str = "",
@@ -195,13 +196,12 @@ def words(
     them, first the one that is the stack's here; none: the file must not ask for any. ``even``: the
     layout's name where heads must divide the width.
     """
-    family = (*more, *([key(dropouts, dropout, "dropout")] if dropouts else []))
-    own_keys = (item for item in family if isinstance(item, Key))
-    entries = revise(shared, *own_keys, without=without, needed=needed, **defaults)
-    sections = [rope, *(item for item in family if isinstance(item, Section))]
-    if even:
-        sections.insert(0, Section(encode=lambda model: even_heads(model, even)))
-    return ConfigWords(template, entries, sections)
+    first = [Section(encode=lambda model: even_heads(model, even))] if even else []
+    dropped = [key(dropouts, dropout, "dropout")] if dropouts else []
+    inherited, family = (*first, rope, *shared), (*more, *dropped)
+    return ConfigWords(
+        template, revise(inherited, *family, without=without, needed=needed, **defaults)
+    )
 
 
 def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> list[MaskRule]:

@@ -65,7 +65,7 @@ def write_ends(model: Encoder) -> Settings:
     return {name: value for name, value in raw.items() if name not in ("", "dropout")}
 
 
-WORDS = ConfigWords(encoder(), KEYS, [Section(read_ends, write_ends)])
+WORDS = ConfigWords(encoder(), (*KEYS, Section(read_ends, write_ends)))
 _LAYER = {
     "attention.q_lin": "attn.q",
     "attention.k_lin": "attn.k",

@@ -53,7 +53,7 @@ def write_ends(model: Encoder) -> Settings:
     return {**ENDS.encode(model), **raw}
 
 
-WORDS = ConfigWords(TRUNK, KEYS, [Section(read_ends, write_ends)])
+WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, write_ends)))
 
 
 GENERATOR_LAYERS = {

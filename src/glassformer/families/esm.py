@@ -54,16 +54,14 @@ WORDS = ConfigWords(
     encoder(norm=NORM, position=StoredRotary(), place="pre", first_norm=None, last_norm=NORM),
     revise(
         SHARED,
-        *only(
+        only(
             is_folding_model=(False, "a folding model is more than an encoder"),
         ),
         Key("", "context", roberta.read_length),
-        without="hidden_act type_vocab_size max_position_embeddings",
-    ),
-    [
         Section(read_layers, write_layers),
         roberta.with_head("Esm", "esm"),
-    ],
+        without="hidden_act type_vocab_size max_position_embeddings",
+    ),
 )
 
 _STORED = "rotary_embeddings.inv_freq"

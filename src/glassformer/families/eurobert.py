@@ -43,7 +43,7 @@ def write_ends(model: Encoder) -> Settings:
 
 WORDS = words(
     encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", first_norm=None, last_norm=NORM),
-    *only(
+    only(
         pretraining_tp=(1, "matrices lie in one piece here"),
     ),
     rope=Section(read_ends, write_ends),

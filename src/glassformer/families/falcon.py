@@ -66,7 +66,7 @@ def _groups(model: Model) -> bool:
 
 WORDS = words(
     decoder(feedforward=MLP(1), norm=LayerNorm()),
-    *only(
+    only(
         alibi=(False, "Falcon's ALiBi is divided by the root of the head's width"),
     ),
     gpt2.wide("hidden_size", "ffn_hidden_size"),

@@ -15,7 +15,7 @@ NORM = RMSNorm(1e-6, offset=1.0)
 
 
 SHARED = (
-    *only(
+    only(
         use_bidirectional_attention=(False, "a decoder here sees what came before"),
     ),
     Key("", "embed.scale", lambda raw: raw.integer("hidden_size") ** 0.5),

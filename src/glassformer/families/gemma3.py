@@ -38,7 +38,7 @@ WORDS = words(
     *gemma.SHARED,
     gemma.QUERY_SCALE,
     key("final_logit_softcapping", None, "head.softcap"),
-    *only(
+    only(
         attn_logit_softcapping=(None, "no Gemma 3 caps its scores"),
     ),
     turned(lambda raw: _positions(raw)[1]),

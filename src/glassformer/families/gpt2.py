@@ -83,8 +83,8 @@ def _write_bias(model: Model) -> Settings:
 SHAPE = decoder_pages.decoder(*GPT2_LAYERS, Learned(64))
 WORDS = words(
     replace(SHAPE, init=Init()),
-    *ATTENTION,
-    *only(
+    ATTENTION,
+    only(
         scale_attn_by_inverse_layer_idx=(False, "no attention here scales by its layer"),
     ),
     Key("", _BIASES, lambda raw: raw.flag("bias", True)),

@@ -29,8 +29,8 @@ def _write_heads(model: Model) -> Settings:
 
 WORDS = gpt2.words(
     gpt2.SHAPE,
-    *gpt2.ATTENTION,
-    *only(
+    gpt2.ATTENTION,
+    only(
         attention_softmax_in_fp32=(True, _WIDE),
         scale_attention_softmax_in_fp32=(True, _WIDE),
     ),

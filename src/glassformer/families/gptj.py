@@ -62,7 +62,7 @@ def _pieces(raw: ConfigReader) -> None:
 
 CODEGEN = page(
     "codegen",
-    words=replace(WORDS, keys=(Key("", "", _pieces), *WORDS.keys)),
+    words=replace(WORDS, entries=(Key("", "", _pieces), *WORDS.entries)),
     weights=gpt2.table(
         LAYERS,
         {"attn.out": "attn.out_proj"},

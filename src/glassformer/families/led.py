@@ -65,17 +65,14 @@ WORDS = ConfigWords(
         decoder=replace(BART.template.decoder, position=SideTable(64)),
     ),
     revise(
-        BART.keys,
+        BART.entries,
+        Section(read_windows, write_windows),
+        # a tokenizer's follows, where there is one; theirs fills windows with it
+        Section(encode=lambda model: {"pad_token_id": 1}),
         max_encoder_position_embeddings=(16_384, "context encoder.position.length"),
         max_decoder_position_embeddings=(1024, "decoder.position.length"),
         without="max_position_embeddings scale_embedding",
     ),
-    [
-        *BART.sections,
-        Section(read_windows, write_windows),
-        # a tokenizer's follows, where there is one; theirs fills windows with it
-        Section(encode=lambda model: {"pad_token_id": 1}),
-    ],
 )
 _CONTENT = {"attn.q": "query", "attn.k": "key", "attn.v": "value"}
 ENCODER = {

@@ -116,7 +116,7 @@ def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
 
 WORDS = words(
     decoder(Attention(1, qk_norm=QK_NORM)),
-    *STILL_ROUTER,
+    STILL_ROUTER,
     turned(_rotary),
     Section(_read_attention, _write_attention),
     variant(

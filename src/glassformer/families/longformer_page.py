@@ -29,12 +29,12 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
 _ATTENTION: Any = LongformerAttention(1, bias=True, mask=led.mask_of(2, 1))
 WORDS = ConfigWords(
     encoder(_ATTENTION, position=Learned(64, start=2), embed=Embed(64, segments=2)),
-    roberta.KEYS,
-    [
+    (
+        *roberta.KEYS,
         Section(read_windows, led.write_windows),
         Section(encode=roberta.write_positions),
         roberta.with_head("Longformer", "longformer"),
-    ],
+    ),
 )
 _LAYER = {
     **LAYER,

@@ -69,10 +69,10 @@ WORDS = ConfigWords(
             initializer_range=0.02,
             layer_norm_epsilon=(1e-5, "norm.eps last_norm.eps attention.eps"),
         ),
-        *SILU,
+        SILU,
         UNLIMITED,
+        expansion("expand"),
     ),
-    (expansion("expand"),),
 )
 LAYERS = {"in_proj": "in_proj", "conv": "conv1d", "norm": "norm", "out_proj": "out_proj"}
 TABLES = {name: name for name in ("A_log", "D", "dt_bias")}

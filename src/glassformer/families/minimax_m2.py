@@ -23,8 +23,8 @@ def _positions(raw: ConfigReader) -> Rotary:
 
 WORDS = words(
     decoder(QUERIES, RoutedMoE(1, 1, GatedMLP(1))),
-    *STILL_ROUTER,
-    *only(
+    STILL_ROUTER,
+    only(
         scoring_func=("sigmoid", "each expert is scored by itself"),
         use_routing_bias=(True, "a bias corrects the scores"),
         use_qk_norm=(True, "queries and keys are normed"),

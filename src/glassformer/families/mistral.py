@@ -8,7 +8,7 @@ from .recipe import page
 
 WORDS = words(
     decoder(),
-    *only(
+    only(
         layer_types=(None, "the blocks of a Mistral all see the same"),
     ),
     window(4096),

@@ -10,7 +10,7 @@ from .recipe import page
 STILL_ROUTER = only(router_jitter_noise=(0.0, "no router here shakes what it reads"))
 WORDS = words(
     decoder(feedforward=MoE(1, 1, GatedMLP(1))),
-    *STILL_ROUTER,
+    STILL_ROUTER,
     window(),
     rotary(1e6),
     max_position_embeddings=131_072,

@@ -110,7 +110,7 @@ def write_ends(model: Encoder) -> Settings:
 
 WORDS = words(
     encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", last_norm=NORM),
-    *only(
+    only(
         sparse_prediction=(False, "logits here are of all tokens"),
         rope_scaling=(None, "blocks of two kinds turn by rope_parameters"),
     ),

@@ -23,7 +23,7 @@ WORDS = ConfigWords(
     encoder(position=POSITION),
     revise(
         SHARED,
-        *only(
+        only(
             relative_attention_num_buckets=(32, "distances here lie in 32 buckets"),
         ),
         Key(
@@ -32,12 +32,10 @@ WORDS = ConfigWords(
             partial(roberta.read_length, start=START),
             lambda length: length + START,
         ),
-        without="type_vocab_size",
-    ),
-    [
         roberta.with_head("MPNet", "mpnet"),
         Section(encode=lambda model: {"pad_token_id": START - 1}),
-    ],
+        without="type_vocab_size",
+    ),
 )
 
 

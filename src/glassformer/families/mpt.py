@@ -14,7 +14,7 @@ from .recipe import ConfigReader, page
 
 ATTENTION = (
     # "learned_pos_emb" beside it says nothing: ALiBi takes its place
-    *only(
+    only(
         alibi=(True, "the order of an MPT's tokens is told by ALiBi"),
         alibi_bias_max=(8, "the slopes of ALiBi here go down to 2 ** -8"),
         attn_type=("multihead_attention", "each head has keys and values"),
@@ -30,7 +30,7 @@ ATTENTION = (
 
 WORDS = gpt2.words(
     decoder(Attention(1), MLP(1, "gelu"), LayerNorm(bias=False), Alibi()),
-    *only(
+    only(
         no_bias=(True, "no layer of an MPT has a bias"),
         expansion_ratio=(4, "the feed-forward of an MPT is four times as wide"),
         logit_scale=(None, "logits of an MPT are not scaled"),

@@ -125,7 +125,7 @@ def _write_layers(model: Model) -> Settings:
 
 WORDS = words(
     decoder(feedforward=None, position=NoPosition()),
-    *only(
+    only(
         attention_bias=(False, "queries, keys and values have no biases"),
         sliding_window=(None, "attention sees everything"),
         hidden_dropout=(0.0, "nothing is dropped"),

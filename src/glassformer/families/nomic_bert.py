@@ -24,7 +24,7 @@ from .recipe import ConfigReader, Settings, page
 
 KEYS = revise(
     SHARED,
-    *only(
+    only(
         activation_function=("swiglu", "the gate here is SwiGLU's"),
         qkv_proj_bias=(False, "this family has no biases"),
         mlp_fc1_bias=(False, "this family has no biases"),
@@ -74,7 +74,7 @@ def write_ends(model: Encoder) -> Settings:
     return {**raw, "pad_token_id": 0}
 
 
-WORDS = ConfigWords(TEMPLATE, KEYS, [Section(read_ends, write_ends)], older=OLDER)
+WORDS = ConfigWords(TEMPLATE, (*KEYS, Section(read_ends, write_ends)), older=OLDER)
 ROOT, BLOCKS = "nomic_bert", "nomic_bert.encoder.layers"
 POOLER = "nomic_bert.pooler.dense"
 _LAYER = {

@@ -77,7 +77,7 @@ OLMO3 = page("olmo3", words=WORDS3, weights=LAYERS)
 
 WORDSMOE = words(
     decoder(QUERIES, MoE(1, 1, GatedMLP(1))),
-    *only(
+    only(
         clip_qkv=(None, "queries, keys and values here are not clipped"),
     ),
     without="head_dim",

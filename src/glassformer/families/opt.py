@@ -34,7 +34,7 @@ def _write_norms(model: Model) -> Settings:
 WORDS = ConfigWords(
     decoder(*GPT2_LAYERS, Learned(64, 2)),
     (
-        *only(
+        only(
             layer_norm_elementwise_affine=(True, "each norm here has a weight and a bias"),
             layerdrop=(0.0, "no block here is left out in training"),
         ),
@@ -51,8 +51,8 @@ WORDS = ConfigWords(
             dropout=key("dropout attention_dropout", 0.1, "dropout"),
             init_std=0.02,
         ),
+        Section(_norms, _write_norms),
     ),
-    (Section(_norms, _write_norms),),
 )
 
 OPT = page(

@@ -57,7 +57,7 @@ WORDS = words(
         LayerNorm(),
         head=Head(tied=False, bias=True),
     ),
-    *only(
+    only(
         input_jitter_noise=(0.0, "no router here shakes what it reads"),
     ),
     window(),

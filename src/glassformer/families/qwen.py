@@ -77,7 +77,7 @@ def _every_second(raw: ConfigReader, depth: int) -> list[bool]:
 
 WORDS2 = words(
     SHAPE2,
-    *only(
+    only(
         use_mrope=(False, "positions here have one dimension"),
     ),
     _slides(_late),
@@ -132,7 +132,7 @@ WORDS3MOE = words(
         MoE(128, 8, GatedMLP(768), normalize=False, balance_loss=0.001),
         num_experts=experts_key("num_experts", 128),
     ),
-    *only(
+    only(
         layer_types=(None, "the mixtures' blocks all see the same"),
     ),
     max_position_embeddings=32_768,

@@ -27,7 +27,7 @@ from .decoder_pages import (
     words,
 )
 from .gated_expert import GatedExpert
-from .keys import ConfigWords, Key, Section
+from .keys import ConfigWords, Entry
 from .mamba2 import LAYERS, SILU
 from .mixers import GatedAttention, GatedDelta
 from .names import Names, Table, under
@@ -67,10 +67,10 @@ MIXTURES = variant(
 )
 
 
-def _words(kv_heads: int, *more: Key | Section) -> ConfigWords:
+def _words(kv_heads: int, *more: Entry) -> ConfigWords:
     return words(
         decoder(GatedAttention(1, qk_norm=NORM), norm=NORM),
-        *SILU,
+        SILU,
         rotary(fraction=0.25),
         DELTAS,
         *more,

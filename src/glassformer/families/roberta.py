@@ -97,8 +97,8 @@ TEMPLATE = encoder(position=Learned(64, start=2), embed=Embed(64, segments=1))
 
 def recipe(name: str, family: str) -> Recipe:
     """The recipe of a family with RoBERTa's config and names."""
-    sections = [with_head(family, "roberta"), Section(encode=write_positions)]
-    return page(name, words=ConfigWords(TEMPLATE, KEYS, sections), weights=table)
+    entries = (*KEYS, with_head(family, "roberta"), Section(encode=write_positions))
+    return page(name, words=ConfigWords(TEMPLATE, entries), weights=table)
 
 
 ROBERTA = recipe("roberta", "Roberta")

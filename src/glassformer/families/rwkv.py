@@ -58,13 +58,15 @@ def _write_blocks(model: Model) -> Settings:
 
 WORDS = ConfigWords(
     decoder(MIXER, None, LayerNorm(), NoPosition()),
-    keys(
-        "hidden_size",
-        vocab_size=50_277,
-        context_length=(1024, "context"),
-        tie_word_embeddings=False,
+    (
+        *keys(
+            "hidden_size",
+            vocab_size=50_277,
+            context_length=(1024, "context"),
+            tie_word_embeddings=False,
+        ),
+        Section(_read_blocks, _write_blocks),
     ),
-    (Section(_read_blocks, _write_blocks),),
 )
 
 _FILE = "rwkv.blocks.{i}"

@@ -33,7 +33,7 @@ def _write_still(still: Sequence[bool]) -> Settings:
 
 WORDS = words(
     decoder(),
-    *only(
+    only(
         use_sliding_window=(False, "no block of a SmolLM3 slides a window"),
     ),
     rotary(2e6),

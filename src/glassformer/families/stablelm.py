@@ -9,7 +9,7 @@ from .recipe import page
 
 WORDS = words(
     decoder(Attention(1, out_bias=False), norm=LayerNorm()),
-    *only(
+    only(
         qk_layernorm=(False, "a norm of queries here has one gain for all heads"),
     ),
     Key(

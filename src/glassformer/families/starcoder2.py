@@ -9,7 +9,7 @@ from .recipe import page
 
 WORDS = words(
     decoder(*GPT2_LAYERS),
-    *only(
+    only(
         norm_type=("layer_norm", "only LayerNorm is published"),
         mlp_type=("default", "only the plain feed-forward is published"),
     ),

@@ -69,7 +69,7 @@ def _write_feedforward(mlp: Settings) -> str:
 
 
 KEYS = (
-    *only(
+    only(
         is_decoder=(False, "a T5 decoder here stands beside its encoder"),
     ),
     *keys(
@@ -138,7 +138,7 @@ def words(prefix: str, scales: bool = True, inside: bool = False, **defaults: An
         block, position = replace(block, position=position), NoPosition()
     model = template(block, position, last_norm=block.norm, init=Init(0.02, 1.0, "plain"))
     unsaid = Section(encode=lambda model: {"decoder_start_token_id": None} if defaults else {})
-    return ConfigWords(model, KEYS, [unsaid, ends(prefix, scales)], defaults)
+    return ConfigWords(model, (*KEYS, unsaid, ends(prefix, scales)), defaults)
 
 
 _ATTENTION = {"q": "q", "k": "k", "v": "v", "o": "out"}

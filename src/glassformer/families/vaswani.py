@@ -45,7 +45,7 @@ def _write_shared(model: Model) -> Settings:
 
 
 KEYS = (
-    *only(
+    only(
         share_encoder_decoder_embeddings=(True, "both sides share one table here"),
         tie_word_embeddings=(True, "the head shares that table too"),
         normalize_before=(False, "norms come after here"),
@@ -63,7 +63,7 @@ KEYS = (
 
 
 WORDS = ConfigWords(
-    template(BLOCK, Sinusoidal(halves=True)), KEYS, [start(), Section(encode=_write_shared)]
+    template(BLOCK, Sinusoidal(halves=True)), (*KEYS, start(), Section(encode=_write_shared))
 )
 
 

@@ -61,26 +61,27 @@ WORDS = ConfigWords(
 
 
 POOLER, NEXT, HEAD = "albert.pooler", "sop_classifier.classifier", "predictions"
-_BLOCK = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 _LAYER = {
-    "attention.query": "attn.q",
-    "attention.key": "attn.k",
-    "attention.value": "attn.v",
-    "attention.dense": "attn.out",
-    "attention.LayerNorm": "attn_norm",
-    "ffn": "ffn.up",
-    "ffn_output": "ffn.down",
-    "full_layer_layer_norm": "ffn_norm",
+    "attn.q": "attention.query",
+    "attn.k": "attention.key",
+    "attn.v": "attention.value",
+    "attn.out": "attention.dense",
+    "attn_norm": "attention.LayerNorm",
+    "ffn.up": "ffn",
+    "ffn.down": "ffn_output",
+    "ffn_norm": "full_layer_layer_norm",
 }
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights; those of labels depend on the ends there are."""
-    labels = {NEXT if model.head else "classifier": "pool.proj", POOLER: "pool.transform"}
-    block = {f"{_BLOCK}.{name}": f"encoder.blocks.0.{place}" for name, place in _LAYER.items()}
-    mapping = {"albert.encoder.embedding_hidden_mapping_in": "encoder.project"}
+    labels = {"pool.proj": NEXT if model.head else "classifier", "pool.transform": POOLER}
+    mapping = {"encoder.project": "albert.encoder.embedding_hidden_mapping_in"}
     names = ("dense", "LayerNorm")
-    inside = (*embeddings("albert"), *rules({**block, **mapping}))
+    block = rules(
+        _LAYER, "albert.encoder.albert_layer_groups.0.albert_layers.0.", "encoder.blocks.0."
+    )
+    inside = (*embeddings("albert"), *block, *rules(mapping))
     unread = (POOLER, NEXT)
     return encoder_pages.table(model, "albert", HEAD, inside, labels, unread, transform=names)
 

@@ -92,7 +92,7 @@ def table(model: Encoder) -> Table:
         "bert",
         _WORDS,
         trunk("bert"),
-        {_POOLER: "pool.transform", labels: "pool.proj"},
+        {"pool.transform": _POOLER, "pool.proj": labels},
         (_POOLER, _NEXT),
         renamed,
     )

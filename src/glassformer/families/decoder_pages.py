@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 from ..core.config import serial
@@ -593,29 +593,6 @@ def attention(file: str = "self_attn", out: str = "o_proj", place: str = "attn."
     return under(file, {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": out}, place)
 
 
-def joint(
-    file: str,
-    params: str = QKV,
-    layer: str = THEIRS,
-    side: str = "decoder",
-    axes: str = "",
-    transpose: bool = False,
-    **options: Any,
-) -> tuple[NameRule, ...]:
-    """The rules of a layer of the files that computes several of ours, ``params``, together."""
-    vector = axes.replace(" c", "")  # a bias has no columns
-    return tuple(
-        NameRule(
-            f"{layer}.{file}.{end}",
-            tuple(f"{side}.blocks.{{i}}.{param}.{end}" for param in params.split()),
-            turns,
-            axes=kept,
-            **options,
-        )
-        for end, turns, kept in (("weight", transpose, axes), ("bias", False, vector))
-    )
-
-
 ATTENTION = attention()
 QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
@@ -657,6 +634,7 @@ def table(
     *layers: Names,
     tables: Names = NO_NAMES,
     turned: Names = NO_NAMES,
+    fused: Names = NO_NAMES,
     more: Sequence[NameRule] = (),
     layer: str = THEIRS,
     last_norm: str = "model.norm",
@@ -666,28 +644,25 @@ def table(
     head: str = "lm_head",
     prefix: str = "model.",
     ignore: tuple[str, ...] = CONSTANTS,
+    **options: Any,
 ) -> Table:
     """The table of a decoder, or of an encoder like one.
 
     ``layers`` map the names in our blocks to the file's, each a weight and perhaps a bias, the last
     that the file has of a layer; ``tables`` those of single parameters, ``turned`` layers whose
-    matrices lie (inputs, outputs), ``outside`` the file's layers beside the blocks to ours.
+    matrices lie (inputs, outputs), ``fused`` layers whose rows lie as the ``options`` of a rule say,
+    ``outside`` our layers beside the blocks to the file's.
     """
-
-    def paths(names: Names) -> dict[str, str]:
-        return {
-            f"{layer}.{file_name}": f"{side}.blocks.{{i}}.{name}"
-            for name, file_name in names.items()
-        }
-
+    inside = partial(rules, file=f"{layer}.", place=f"{side}.blocks.{{i}}.")
     straight = {name: file_name for names in layers for name, file_name in names.items()}
-    last = {last_norm: f"{side}.last_norm", **outside, head: "head.proj"}
+    ends = {"embed.token": token, f"{side}.last_norm": last_norm, "head.proj": head}
     return Table(
         (
-            NameRule(f"{token}.weight", "embed.token.weight"),
-            *rules({**paths(straight), **last}),
-            *rules(paths(turned), transpose=True),
-            *(NameRule(file_name, path) for file_name, path in paths(tables).items()),
+            *rules({**ends, **outside}),
+            *inside(straight),
+            *inside(turned, transpose=True),
+            *inside(fused, **options),
+            *inside(tables, ends=("",)),
             *more,
         ),
         ignore=ignore,

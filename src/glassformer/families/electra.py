@@ -66,7 +66,7 @@ DISCRIMINATOR_LAYERS = {
     "discriminator_predictions.dense": "token_head.transform",
     "discriminator_predictions.dense_prediction": "token_head.proj",
 }
-LABEL_LAYERS = {"classifier.dense": "pool.transform", "classifier.out_proj": "pool.proj"}
+LABEL_LAYERS = {"pool.transform": "classifier.dense", "pool.proj": "classifier.out_proj"}
 
 
 def table(model: Encoder) -> Table:

@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -174,43 +174,41 @@ def tags(head: TokenHead) -> str:
 def label_layers(model: Encoder, pool: Names) -> Names:
     """The layers of labels: those of each token, or of the ``pool``."""
     head = model.token_head
-    return pool if head is None else {tags(head): "token_head.proj"}
+    return pool if head is None else {"token_head.proj": tags(head)}
 
 
 # how the first files call the weights of a LayerNorm
 OLDER_NORMS: Pairs = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 LAYER = {
-    "attention.self.query": "attn.q",
-    "attention.self.key": "attn.k",
-    "attention.self.value": "attn.v",
-    "attention.output.dense": "attn.out",
-    "attention.output.LayerNorm": "attn_norm",
-    "intermediate.dense": "ffn.up",
-    "output.dense": "ffn.down",
-    "output.LayerNorm": "ffn_norm",
+    "attn.q": "attention.self.query",
+    "attn.k": "attention.self.key",
+    "attn.v": "attention.self.value",
+    "attn.out": "attention.output.dense",
+    "attn_norm": "attention.output.LayerNorm",
+    "ffn.up": "intermediate.dense",
+    "ffn.down": "output.dense",
+    "ffn_norm": "output.LayerNorm",
 }
-
-
-def blocks(layer: str, names: Names) -> tuple[NameRule, ...]:
-    """The rules of the layers of each block, the file's below ``layer``."""
-    return rules({f"{layer}.{{i}}.{a}": f"encoder.blocks.{{i}}.{b}" for a, b in names.items()})
+OURS = "encoder.blocks.{i}."
 
 
 def embeddings(
     name: str, norm: str = "LayerNorm", position: str = "encoder.position"
-) -> Iterator[NameRule]:
+) -> tuple[NameRule, ...]:
     """The rules of the tables below ``name``, which all encoders of BERT's kind call the same."""
-    tables = {"word": "embed.token", "position": position, "token_type": "embed.segment"}
-    for file_name, param_name in tables.items():
-        yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
-    yield from rules({f"{name}.embeddings.{norm}": "encoder.first_norm"})
+    tables = {
+        "embed.token": "word_embeddings",
+        position: "position_embeddings",
+        "embed.segment": "token_type_embeddings",
+        "encoder.first_norm": norm,
+    }
+    return rules(tables, f"{name}.embeddings.")
 
 
-def trunk(name: str, layer: Names = LAYER, **tables: str) -> Iterator[NameRule]:
+def trunk(name: str, layer: Names = LAYER, **tables: str) -> tuple[NameRule, ...]:
     """The rules of what BERT and its kin share, all below ``name``; ``layer`` names those of a
     block, ``tables`` what ``embeddings`` are called."""
-    yield from embeddings(name, **tables)
-    yield from blocks(f"{name}.encoder.layer", layer)
+    return (*embeddings(name, **tables), *rules(layer, f"{name}.encoder.layer.{{i}}.", OURS))
 
 
 def table(
@@ -236,7 +234,7 @@ def table(
     unused = (*weight_and_bias(*unread, *layers, f"{words}.decoder"), bias)
     if model.head is not None and not tied:
         bias = f"{words}.{untied}"
-    named = zip(layers, ("head.transform", "head.norm"), strict=True)
+    named = zip(("head.transform", "head.norm"), layers, strict=True)
     return Table(
         (
             *inside,

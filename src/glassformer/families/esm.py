@@ -74,9 +74,8 @@ _RENAMED = (
 
 def table(model: Encoder) -> Table:
     """The names of the weights; what predicts contacts from attention is passed over."""
-    layer = {**LAYER, "attention.LayerNorm": "attn_norm", "LayerNorm": "ffn_norm"}
-    del layer["attention.output.LayerNorm"], layer["output.LayerNorm"]
-    ends = {"esm.encoder.emb_layer_norm_after": "encoder.last_norm"}
+    layer = {**LAYER, "attn_norm": "attention.LayerNorm", "ffn_norm": "LayerNorm"}
+    ends = {"encoder.last_norm": "esm.encoder.emb_layer_norm_after"}
     stored = NameRule(f"esm.{_STORED}", "encoder.position.inv_freq")
     # published beside rotary positions
     unread = ("esm.contact_head.regression", "esm.embeddings.position_embeddings")

@@ -63,7 +63,7 @@ EUROBERT = page(
         GATED,
         NORMS,
         side="encoder",
-        outside={"classifier": "token_head.proj"},
+        outside={"token_head.proj": "classifier"},
         ignore=(),
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any
 from ..core.config import MLP, Attention, Head, LayerNorm, Model, Rotary
 from ..core.errors import need
 from . import gpt2
-from .decoder_pages import attention, decoder, first_block, joint, stack
+from .decoder_pages import attention, decoder, first_block, stack
 from .keys import MOST_HEADS, Key, Section
 from .recipe import ConfigReader, Settings, page
 
@@ -67,11 +67,7 @@ CODEGEN = page(
         LAYERS,
         {"attn.out": "attn.out_proj"},
         # four pieces, each with its queries, values and keys
-        more=joint(
-            "attn.qkv_proj",
-            "attn.q attn.v attn.k",
-            layer=gpt2.THEIRS,
-            axes="(4 3 d) c -> (3 4 d) c",
-        ),
+        fused={"attn.q attn.v attn.k": "attn.qkv_proj"},
+        axes="(4 3 d) c -> (3 4 d) c",
     ),
 )

@@ -19,7 +19,6 @@ from .decoder_pages import (
     LayerChoice,
     counted,
     decoder,
-    joint,
     listed,
     read_rotary,
     table,
@@ -91,18 +90,19 @@ WORDS = words(
 )
 
 # a block without a mixture has this network alone
-SHARED = (
-    *joint("shared_mlp.input_linear", "ffn.gate ffn.up"),
-    *joint("shared_mlp.output_linear", "ffn.down"),
-    *joint("shared_mlp.input_linear", "ffn.shared.gate ffn.shared.up"),
-    *joint("shared_mlp.output_linear", "ffn.shared.down"),
-)
+SHARED = {
+    "ffn.gate ffn.up": "shared_mlp.input_linear",
+    "ffn.down": "shared_mlp.output_linear",
+    "ffn.shared.gate ffn.shared.up": "shared_mlp.input_linear",
+    "ffn.shared.down": "shared_mlp.output_linear",
+}
 GRANITEMOEHYBRID = page(
     "granitemoehybrid",
     words=WORDS,
     weights=table(
         ATTENTION,
         NORMS,
+        SHARED,
         {"ffn.router": "block_sparse_moe.router.layer"},
         under("mamba", mamba2.LAYERS),
         tables={
@@ -110,7 +110,6 @@ GRANITEMOEHYBRID = page(
             "ffn.down": "block_sparse_moe.output_linear.weight",
         },
         more=(
-            *SHARED,
             NameRule(
                 f"{THEIRS}.block_sparse_moe.input_linear.weight",
                 GATE_UP,

@@ -38,9 +38,9 @@ WORDS = ConfigWords(
 )
 _LAYER = {
     **LAYER,
-    "attention.self.query_global": "attn.q_global",
-    "attention.self.key_global": "attn.k_global",
-    "attention.self.value_global": "attn.v_global",
+    "attn.q_global": "attention.self.query_global",
+    "attn.k_global": "attention.self.key_global",
+    "attn.v_global": "attention.self.value_global",
 }
 
 

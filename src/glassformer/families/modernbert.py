@@ -10,16 +10,7 @@ from ..core.config.layers import GatedMLP, LayerNorm
 from ..core.config.model import Attention, Block, Encoder
 from ..core.config.position import Rotary
 from . import decoder_pages
-from .decoder_pages import (
-    M,
-    blocks_of,
-    joint,
-    rotary_of,
-    slides,
-    stack,
-    words,
-    write_scheme,
-)
+from .decoder_pages import QKV, M, blocks_of, rotary_of, slides, stack, words, write_scheme
 from .encoder_pages import (
     encoder,
     read_heads,
@@ -131,8 +122,10 @@ WORDS = words(
 
 _LAYER = {
     "attn_norm": "attn_norm",
+    QKV: "attn.Wqkv",
     "attn.out": "attn.Wo",
     "ffn_norm": "mlp_norm",
+    "ffn.gate ffn.up": "mlp.Wi",
     "ffn.down": "mlp.Wo",
 }
 
@@ -143,17 +136,13 @@ def table(model: Encoder) -> Table:
     head = labels if model.head is None else "head"
     return decoder_pages.table(
         _LAYER,
-        more=(
-            *joint("attn.Wqkv", side="encoder"),
-            *joint("mlp.Wi", "ffn.gate ffn.up", side="encoder"),
-        ),
         token="model.embeddings.tok_embeddings",
         last_norm="model.final_norm",
         outside={
-            "model.embeddings.norm": "encoder.first_norm",
-            "head.dense": f"{head}.transform",
-            "head.norm": f"{head}.norm",
-            "classifier": f"{labels}.proj",
+            "encoder.first_norm": "model.embeddings.norm",
+            f"{head}.transform": "head.dense",
+            f"{head}.norm": "head.norm",
+            f"{labels}.proj": "classifier",
         },
         side="encoder",
         head="decoder",

@@ -12,7 +12,7 @@ from .bert import SHARED
 from .encoder_pages import encoder, trunk
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import LearnedWithBias
-from .names import NameRule, Table
+from .names import Table, rules
 from .recipe import page
 
 POSITION: Any = LearnedWithBias(64, 2)
@@ -40,21 +40,21 @@ WORDS = ConfigWords(
 
 
 _LAYER = {
-    "attention.attn.q": "attn.q",
-    "attention.attn.k": "attn.k",
-    "attention.attn.v": "attn.v",
-    "attention.attn.o": "attn.out",
-    "attention.LayerNorm": "attn_norm",
-    "intermediate.dense": "ffn.up",
-    "output.dense": "ffn.down",
-    "output.LayerNorm": "ffn_norm",
+    "attn.q": "attention.attn.q",
+    "attn.k": "attention.attn.k",
+    "attn.v": "attention.attn.v",
+    "attn.out": "attention.attn.o",
+    "attn_norm": "attention.LayerNorm",
+    "ffn.up": "intermediate.dense",
+    "ffn.down": "output.dense",
+    "ffn_norm": "output.LayerNorm",
 }
-_BIAS = NameRule("mpnet.encoder.relative_attention_bias.weight", "encoder.position.relative.weight")
+_BIAS = {"encoder.position.relative": "mpnet.encoder.relative_attention_bias"}
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights."""
-    return roberta.with_ends(model, "mpnet", (*trunk("mpnet", _LAYER), _BIAS))
+    return roberta.with_ends(model, "mpnet", (*trunk("mpnet", _LAYER), *rules(_BIAS)))
 
 
 MPNET = page("mpnet", words=WORDS, weights=table)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..core.config import MLP, Alibi, Attention, LayerNorm
 from . import gpt2
-from .decoder_pages import decoder, joint
+from .decoder_pages import QKV, decoder
 from .keys import Section, keys, only, read_keys, write_keys
 from .recipe import ConfigReader, page
 
@@ -51,7 +51,6 @@ WORDS = gpt2.words(
     dropouts="resid_pdrop emb_pdrop",
 )
 
-BLOCKS = "transformer.blocks.{i}"
 MPT = page(
     "mpt",
     words=WORDS,
@@ -59,12 +58,12 @@ MPT = page(
         {
             "attn_norm": "norm_1",
             "ffn_norm": "norm_2",
+            QKV: "attn.Wqkv",
             "attn.out": "attn.out_proj",
             "ffn.up": "ffn.up_proj",
             "ffn.down": "ffn.down_proj",
         },
-        layer=BLOCKS,
+        layer="transformer.blocks.{i}",
         last_norm="norm_f",
-        more=joint("attn.Wqkv", layer=BLOCKS),
     ),
 )

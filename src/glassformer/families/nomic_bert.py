@@ -10,16 +10,16 @@ from ..core.config.model import Attention, Encoder
 from ..core.config.position import Rotary
 from . import encoder_pages
 from .bert import SHARED
-from .decoder_pages import joint, rotary, write_rope_table
+from .decoder_pages import QKV, rotary, write_rope_table
 from .encoder_pages import (
-    blocks,
+    OURS,
     encoder,
     ends,
     head_name,
     read_pooler,
 )
 from .keys import ConfigWords, Section, key, only, revise
-from .names import NameRule, Table, rules
+from .names import Table, rules
 from .recipe import ConfigReader, Settings, page
 
 KEYS = revise(
@@ -75,28 +75,28 @@ def write_ends(model: Encoder) -> Settings:
 
 
 WORDS = ConfigWords(TEMPLATE, (*KEYS, Section(read_ends, write_ends)), older=OLDER)
-ROOT, BLOCKS = "nomic_bert", "nomic_bert.encoder.layers"
+ROOT = "nomic_bert"
 POOLER = "nomic_bert.pooler.dense"
+_ENDS = {
+    "embed.token": "embeddings.word_embeddings",
+    "embed.segment": "embeddings.token_type_embeddings",
+    "encoder.first_norm": "emb_ln",
+}
 _LAYER = {
-    "attn.out_proj": "attn.out",
-    "mlp.fc11": "ffn.up",
-    "mlp.fc12": "ffn.gate",
-    "mlp.fc2": "ffn.down",
-    "norm1": "attn_norm",
-    "norm2": "ffn_norm",
+    QKV: "attn.Wqkv",
+    "attn.out": "attn.out_proj",
+    "ffn.up": "mlp.fc11",
+    "ffn.gate": "mlp.fc12",
+    "ffn.down": "mlp.fc2",
+    "attn_norm": "norm1",
+    "ffn_norm": "norm2",
 }
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights, queries, keys and values in one; labels by the head."""
-    inside = (
-        NameRule(f"{ROOT}.embeddings.word_embeddings.weight", "embed.token.weight"),
-        NameRule(f"{ROOT}.embeddings.token_type_embeddings.weight", "embed.segment.weight"),
-        *joint("attn.Wqkv", layer=f"{BLOCKS}.{{i}}", side="encoder"),
-        *rules({f"{ROOT}.emb_ln": "encoder.first_norm"}),
-        *blocks(BLOCKS, _LAYER),
-    )
-    pool = {POOLER: "pool.transform", "classifier": "pool.proj"}
+    inside = (*rules(_ENDS, f"{ROOT}."), *rules(_LAYER, f"{ROOT}.encoder.layers.{{i}}.", OURS))
+    pool = {"pool.transform": POOLER, "pool.proj": "classifier"}
     names = ("transform.dense", "transform.layer_norm")
     return encoder_pages.table(
         model, ROOT, "cls.predictions", inside, pool, (POOLER,), transform=names

@@ -63,7 +63,7 @@ OPT = page(
         layer="model.decoder.layers.{i}",
         token="model.decoder.embed_tokens",
         last_norm="model.decoder.final_layer_norm",
-        outside={"model.decoder.embed_positions": "decoder.position"},
+        outside={"decoder.position": "model.decoder.embed_positions"},
         ignore=(),
     ),
 )

@@ -148,12 +148,10 @@ def pair_table(
     return Table(
         (
             NameRule(f"{root}.shared.weight", "embed.token.weight"),
-            *rules(
-                {
-                    f"{root}.{side}.layers.{{i}}.{file_name}": f"{side}.blocks.{{i}}.{name}"
-                    for side, names in sides.items()
-                    for name, file_name in names.items()
-                }
+            *(
+                rule
+                for side, names in sides.items()
+                for rule in rules(names, f"{root}.{side}.layers.{{i}}.", f"{side}.blocks.{{i}}.")
             ),
             *layers,
             NameRule("final_logits_bias", "head.proj.bias", axes="1 v -> (1 v)"),

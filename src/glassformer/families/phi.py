@@ -18,8 +18,8 @@ from .decoder_pages import (
     GPT2_LAYERS,
     LONGROPE,
     NORMS,
+    QKV,
     decoder,
-    joint,
     rotary,
     table,
     window,
@@ -101,8 +101,8 @@ PHI3 = page(
     "phi3",
     words=WORDS3,
     weights=table(
-        {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj"},
+        {QKV: "self_attn.qkv_proj", "attn.out": "self_attn.o_proj"},
+        {"ffn.gate ffn.up": "mlp.gate_up_proj", "ffn.down": "mlp.down_proj"},
         NORMS,
-        more=(*joint("self_attn.qkv_proj"), *joint("mlp.gate_up_proj", "ffn.gate ffn.up")),
     ),
 )

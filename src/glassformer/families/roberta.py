@@ -82,8 +82,8 @@ def with_ends(
     pooler = f"{name}.pooler.dense"
     labels = model.pool is not None and model.pool.labels > 0
     layers = {
-        f"{LABEL}.dense" if labels else pooler: "pool.transform",
-        f"{LABEL}.out_proj": "pool.proj",
+        "pool.transform": f"{LABEL}.dense" if labels else pooler,
+        "pool.proj": f"{LABEL}.out_proj",
     }
     # of choices, whose layers have the names of a pooler and of BERT's labels
     choice = moved(pooler, LABEL, f"{LABEL}.dense", f"{LABEL}.out_proj") if labels else ()

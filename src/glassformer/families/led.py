@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..core.config import serial
 from ..core.config.mask import Window
 from ..core.config.model import Model, stacks
 from ..core.config.position import Learned
@@ -52,17 +53,14 @@ def write_windows(model: Model) -> Settings:
 
 
 BART: Any = bart.words(bart.TABLE, place="post", normed=True, first=2)
-_block = BART.template.encoder.pattern[0]
-_attention: Any = LongformerAttention(1, bias=True, mask=mask_of(2, 1))
 WORDS = ConfigWords(
-    replace(
+    serial.change(
         BART.template,
-        encoder=replace(
-            BART.template.encoder,
-            pattern=(replace(_block, attention=_attention),),
-            position=Learned(64),
-        ),
-        decoder=replace(BART.template.decoder, position=SideTable(64)),
+        {
+            "encoder.pattern.attention": LongformerAttention(1, bias=True, mask=mask_of(2, 1)),
+            "encoder.position": Learned(64),
+            "decoder.position": SideTable(64),
+        },
     ),
     revise(
         BART.entries,

@@ -72,12 +72,12 @@ def rules(
 
     ``transpose``, ``axes`` and ``options`` are those of a rule; a bias has no columns.
     """
-    vector = {"transpose": False, "axes": axes.replace(" c", "")}
     return tuple(
         NameRule(
             f"{file}{file_name}{end}",
             tuple(f"{place}{name}{end}" for name in names.split()),
-            **{"transpose": transpose, "axes": axes, **(vector if end == ".bias" else {})},
+            transpose and end != ".bias",
+            axes.replace(" c", "") if end == ".bias" else axes,
             **options,
         )
         for names, file_name in layers.items()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -71,8 +69,6 @@ def unit(x: Tensor) -> Tensor:
 @builds(GatedAttention)
 class GatedAttentionModule(ShapedModule, Attention):
     """out(z * sigmoid(gate(x)))."""
-
-    gate: Any
 
     def finish(self, z: Tensor, x: Tensor) -> Tensor:
         """The mixture z (B, H, T, D), gated by each token of x (B, T, C)."""

@@ -13,8 +13,6 @@ that do not turn, that turn, and of its values.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,17 +23,13 @@ from ...core.nn.cache import KV
 from ...core.nn.flow import Flow
 from ...core.nn.position import Position
 from ..latent import LatentAttention
-from .scan import add_layers
+from .scan import Layered, add_layers
 
 
 @builds(LatentAttention)
-class LatentAttentionModule(Attention):
+class LatentAttentionModule(Layered, Attention):
     """Attention to keys and values that a pass makes of what the cache keeps."""
 
-    q_down: Any
-    q_up: Any
-    kv_down: Any
-    kv_up: Any
     fused_projections = ()
     whole_norm = False
 
@@ -44,7 +38,7 @@ class LatentAttentionModule(Attention):
         self.cfg = cfg
         self.kv_norm = build(cfg.latent_norm, cfg.kv_rank)
         if cfg.q_rank is not None:
-            self.q_norm: Any = build(cfg.latent_norm, cfg.q_rank)
+            self.q_norm = build(cfg.latent_norm, cfg.q_rank)
         add_layers(self, cfg.shapes(dim))
 
     def finish(self, z: Tensor, x: Tensor) -> Tensor:

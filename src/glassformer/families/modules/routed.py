@@ -24,10 +24,6 @@ from .scan import ShapedModule
 class RoutedMoEModule(ShapedModule, MoE):
     """A mixture of experts with the choice of a ``RoutedMoE``."""
 
-    cfg: RoutedMoE
-
-    correction: Tensor
-
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, T, E) -> the weights and the numbers of each token's experts (B, T, K)."""
         cfg = self.cfg

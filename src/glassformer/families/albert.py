@@ -6,23 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config.model import Encoder, embed_dim
-from ..core.config.pool import Pool
 from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
-from .bert import PRETRAINING, TRUNK
+from .bert import TRUNK
 from .encoder_pages import (
     embeddings,
     ends,
-    head_of,
-    tied_head,
 )
 from .keys import ConfigWords, Section, key, only, revise
 from .mechanisms import LoopedStack
 from .names import Table, rules
-from .recipe import ConfigReader, Settings, page
+from .recipe import ConfigReader, page
 
-DROPOUT = "classifier_dropout_prob"
-ENDS = ends("Albert", "albert.pooler", dropout=DROPOUT, usual=0.1)
+ENDS = ends(
+    "Albert", "albert.pooler", dropout="classifier_dropout_prob", usual=0.1, pretrained=True
+)
 STACK: Any = LoopedStack(**vars(TRUNK.encoder))
 
 
@@ -30,18 +28,7 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     """The model with the ends that its architecture names."""
     apart = embed_dim(model) != model.dim
     raw.must(apart, "embedding_size", "another than hidden_size, for a layer lies between")
-    if head_of(raw) == PRETRAINING:
-        pool = Pool("first", "tanh", 2, raw.number(DROPOUT, 0.1, most=0.99))
-        return replace(model, head=tied_head(raw, model), pool=pool)
     return ENDS.decode(raw, model)  # type: ignore[no-any-return]
-
-
-def write_ends(model: Encoder) -> Settings:
-    """Settings of the ends that a model has."""
-    raw = ENDS.encode(model)
-    if model.head is not None and model.pool is not None:
-        raw |= {"architectures": [f"AlbertFor{PRETRAINING}"], DROPOUT: model.pool.dropout}
-    return raw
 
 
 WORDS = ConfigWords(
@@ -53,7 +40,7 @@ WORDS = ConfigWords(
             inner_group_num=(1, "a group of an ALBERT here is one block"),
         ),
         key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
-        Section(read_ends, write_ends),
+        Section(read_ends, ENDS.encode),
         embedding_size=(128, "embed.dim"),
         hidden_act="gelu_new",
     ),

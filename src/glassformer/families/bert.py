@@ -26,20 +26,20 @@ from .encoder_pages import (
 )
 from .keys import ConfigWords, Section, key, keys, only
 from .names import Table
-from .recipe import MISSING, ConfigReader, Settings, page
+from .recipe import MISSING, ConfigReader, page
 
-PRETRAINING, NEXT_SENTENCE = "PreTraining", "NextSentencePrediction"
+NEXT_SENTENCE = "NextSentencePrediction"
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
-ENDS = ends("Bert", _POOLER)
+ENDS = ends("Bert", _POOLER, pretrained=True)
 
 
 def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
     """The model with the ends that its architecture names, or the weights beside it."""
     head = head_of(raw)
     model: Encoder = ENDS.decode(raw, trunk)
-    if head == PRETRAINING or (not head and raw.holds("cls.predictions.bias")):
+    if not head and raw.holds("cls.predictions.bias"):
         model = replace(model, head=tied_head(raw, trunk))
-    predicts = head in (PRETRAINING, NEXT_SENTENCE) or raw.holds(f"{_NEXT}.weight")
+    predicts = head == NEXT_SENTENCE or raw.holds(f"{_NEXT}.weight")
     if not predicts or head in (LABELS, CHOICE):
         return model
     return replace(model, pool=Pool("first", "tanh", 2))
@@ -69,16 +69,8 @@ KEYS = (
 )
 
 
-def write_ends(model: Encoder) -> Settings:
-    """Settings of the ends that a model has."""
-    raw = ENDS.encode(model)
-    if model.head is not None and model.pool is not None:
-        raw["architectures"] = [f"BertFor{PRETRAINING}"]
-    return raw
-
-
 TRUNK = encoder(embed=Embed(64, segments=2))
-WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, write_ends)))
+WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, ENDS.encode)))
 
 
 def table(model: Encoder) -> Table:

@@ -185,7 +185,7 @@ def table(model: Encoder) -> Table:
 
 def recipe(name: str, family: str, key_bias: bool) -> Recipe:
     """The recipe of a version."""
-    attention: Any = DisentangledAttention(1, bias=True, out_bias=True, key_bias=key_bias)
+    attention = DisentangledAttention(1, bias=True, out_bias=True, key_bias=key_bias)
     position: Any = RelativeEmbedding()
     shape = encoder(attention, position=position)
     ends = Section(read_ends, partial(write_ends, family=family))

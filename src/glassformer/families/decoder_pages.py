@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from ..core.config import serial
@@ -225,11 +226,6 @@ def with_blocks(model: M, blocks: Sequence[Block]) -> M:
     return replace(model, **changed)
 
 
-def layer_at(block: Any, slot: str) -> Any:
-    """The layer at the dotted path ``slot`` of a block."""
-    return reduce(getattr, slot.split("."), block)
-
-
 def with_layer(block: Any, slot: str, layer: Any) -> Any:
     """The block with this layer at the dotted path ``slot``."""
     outer, _, inner = slot.partition(".")
@@ -246,7 +242,7 @@ def with_layers(model: M, slot: str, layers: Sequence[Any]) -> M:
 
 def layers_of(model: Any, slot: str) -> list[Any]:
     """The layer in a slot of each block."""
-    return [layer_at(block, slot) for block in blocks_of(model)]
+    return list(map(attrgetter(slot), blocks_of(model)))
 
 
 def first_layer(model: Any, usual: Any, slot: str = "attention") -> Any:
@@ -392,7 +388,7 @@ def variant(
     entries = layer_keys(template, **places)
 
     def decode(raw: ConfigReader, model: Any) -> Any:
-        usual = layer_at(first_block(model), slot)
+        usual = attrgetter(slot)(first_block(model))
         chosen = choice.decode(raw, stack(model).depth)
         if not any(chosen):
             return model
@@ -453,11 +449,12 @@ def read_rotary(
     return Rotary(theta, share, None if kind == "default" else read_scaling(rope, kind))
 
 
-def read_schemes(raw: ConfigReader, local: float, theta: float) -> tuple[Rotary, Rotary]:
+def read_schemes(raw: ConfigReader, local: float, theta: float) -> tuple[Rotary, Rotary] | None:
     """The schemes of blocks with a window and of the others, from the two tables of
-    ``rope_parameters``; ``local`` and ``theta`` where they do not say."""
+    ``rope_parameters``; ``local`` and ``theta`` where they do not say. None without such tables."""
     tables = raw.inside("rope_parameters")
-    assert tables is not None
+    if tables is None:
+        return None
     names = {"sliding_attention": local, "full_attention": theta}
     need(
         any(name in tables.table for name in names),
@@ -485,14 +482,15 @@ def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     length = rope.integer("original_max_position_embeddings", length, most=MOST_POSITIONS)
     factor = rope.number("factor", positions / length, least=1e-3)
     size = rope.number("attention_factor", None, least=1e-3, most=1e3)
+    factors = []
     for word in ("short_factor", "long_factor"):
-        factors = rope.value(word)
-        bounds = type(factors) is list and all(
-            type(value) in (int, float) and 1e-3 <= value <= 1e6 for value in factors
+        waves = rope.value(word)
+        fits = type(waves) is list and all(
+            type(value) in (int, float) and 1e-3 <= value <= 1e6 for value in waves
         )
-        rope.must(bounds, word, "a list of numbers, one for each wave")
-    short, long = rope.value("short_factor"), rope.value("long_factor")
-    return LongRopeScaling(short, long, length, factor, size)
+        rope.must(fits, word, "a list of numbers, one for each wave")
+        factors.append(waves)
+    return LongRopeScaling(*factors, length, factor, size)
 
 
 def read_fraction(raw: ConfigReader, unsaid: float, full_only: bool) -> float:
@@ -612,15 +610,11 @@ OUTPUT_NORMS = {
 }
 
 
-def experts(file_name: str, *names: str) -> dict[str, str]:
-    """Names of the tables of experts: gate, up and down, an expert's ``{e}`` and its layer's ``{}``."""
-    layers = zip(("gate", "up", "down"), names, strict=True)
-    return {f"ffn.{layer}": file_name.replace("{}", name) for layer, name in layers}
-
-
 EXPERTS = {
     "ffn.router.weight": "mlp.gate.weight",
-    **experts("mlp.experts.{e}.{}_proj.weight", "gate", "up", "down"),
+    "ffn.gate": "mlp.experts.{e}.gate_proj.weight",
+    "ffn.up": "mlp.experts.{e}.up_proj.weight",
+    "ffn.down": "mlp.experts.{e}.down_proj.weight",
 }
 SHARED_EXPERT = {
     **under("mlp.shared_expert", PROJECTIONS, "ffn.shared."),

@@ -26,6 +26,7 @@ from .recipe import ConfigReader, Settings
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
 TOKENS, ANSWERS = "TokenClassification", "QuestionAnswering"
+PRETRAINING = "PreTraining"
 
 
 def head_of(raw: ConfigReader) -> str:
@@ -117,12 +118,14 @@ def head_name(model: Encoder) -> str:
 def write_heads(model: Encoder, family: str, dropout: str = "classifier_dropout") -> Settings:
     """Settings of the head that a model has, or of a bare model's pooler."""
     head = head_name(model)
-    named = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
+    raw: Settings = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
     if head == MASKED and model.head is not None:
-        return {**named, "tie_word_embeddings": model.head.tied}
-    if head:
-        return {**named, **write_labels(model, dropout)}
-    return {**named, **({"add_pooling_layer": False} if model.pool is None else {})}
+        raw["tie_word_embeddings"] = model.head.tied
+    elif head:
+        raw |= write_labels(model, dropout)
+    elif model.pool is None:
+        raw["add_pooling_layer"] = False
+    return raw
 
 
 def read_pooler(raw: ConfigReader, model: Encoder, name: str, usual: bool = True) -> Encoder:
@@ -143,19 +146,31 @@ def ends(
     words: Activation | None = None,
     dropout: str = "classifier_dropout",
     usual: float | None = None,
+    pretrained: bool = False,
 ) -> Section:
     """The head that an architecture names, or the ``pooler`` of a bare model.
 
     ``act`` and ``words`` as ``read_heads`` has them; ``dropout``: the word of that before labels, and
-    its ``usual`` value, None: the stack's.
+    its ``usual`` value, None: the stack's. ``pretrained``: a head over the vocabulary may stand beside
+    two labels of a pair, which a ``usual`` dropout is before.
     """
 
     def decode(raw: ConfigReader, model: Encoder) -> Encoder:
         share = raw.number(dropout, model.encoder.dropout if usual is None else usual, most=0.99)
+        if pretrained and head_of(raw) == PRETRAINING:
+            pool = Pool("first", act, 2, 0.0 if usual is None else share)
+            return replace(model, head=tied_head(raw, model, words), pool=pool)
         model = read_heads(raw, model, act, words, share)
         return read_pooler(raw, model, pooler) if pooler else model
 
-    return Section(decode, lambda model: write_heads(model, family, dropout))
+    def encode(model: Encoder) -> Settings:
+        raw = write_heads(model, family, dropout)
+        if pretrained and model.head is not None and model.pool is not None:
+            raw["architectures"] = [f"{family}For{PRETRAINING}"]
+            raw |= {} if usual is None else {dropout: model.pool.dropout}
+        return raw
+
+    return Section(decode, encode)
 
 
 # ------------------------------------------------------------------------------------ weight names

@@ -26,10 +26,11 @@ LOCAL, GLOBAL = 10_000.0, 1_000_000.0  # theta of blocks with a window, and of t
 
 def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     """The schemes of blocks with a window and of the others."""
-    if raw.inside("rope_parameters") is not None:
-        return read_schemes(raw, LOCAL, GLOBAL)
-    local = raw.number("rope_local_base_freq", LOCAL, least=1.0)
-    return Rotary(local), read_rotary(raw, GLOBAL)
+    schemes = read_schemes(raw, LOCAL, GLOBAL)
+    return schemes or (
+        Rotary(raw.number("rope_local_base_freq", LOCAL, least=1.0)),
+        read_rotary(raw, GLOBAL),
+    )
 
 
 WORDS = words(

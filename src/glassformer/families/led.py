@@ -6,7 +6,6 @@ do. Here ``global_tokens``, a word of our own, makes the first tokens of each so
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ..core.config import serial
@@ -36,9 +35,8 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
     count = raw.value("global_tokens", 0)
     raw.must(type(count) is int and count >= 0, "global_tokens", "0 or more")
     block = model.encoder.pattern[0]
-    masks = [mask_of(window, count) for window in windows]
-    blocks = [with_layer(block, "attention.mask", mask) for mask in masks]
-    return replace(model, encoder=replace(model.encoder, pattern=tile(blocks)))
+    blocks = [with_layer(block, "attention.mask", mask_of(window, count)) for window in windows]
+    return serial.change(model, {"encoder.pattern": tile(blocks)})
 
 
 def write_windows(model: Model) -> Settings:

@@ -26,9 +26,12 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
     return led.read_windows(replace(raw, table={**usual, **raw.table}), model)
 
 
-_ATTENTION: Any = LongformerAttention(1, bias=True, mask=led.mask_of(2, 1))
 WORDS = ConfigWords(
-    encoder(_ATTENTION, position=Learned(64, start=2), embed=Embed(64, segments=2)),
+    encoder(
+        LongformerAttention(1, bias=True, mask=led.mask_of(2, 1)),
+        position=Learned(64, start=2),
+        embed=Embed(64, segments=2),
+    ),
     (
         *roberta.KEYS,
         Section(read_windows, led.write_windows),

@@ -57,9 +57,8 @@ def write_windows(model: Encoder) -> Settings:
 def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     """The schemes of blocks with a window and of the others."""
     thetas = (raw.number("local_rope_theta", LOCAL), raw.number("global_rope_theta", GLOBAL))
-    if raw.inside("rope_parameters") is not None:
-        return decoder_pages.read_schemes(raw, *thetas)
-    return Rotary(thetas[0]), Rotary(thetas[1])
+    local, usual = map(Rotary, thetas)
+    return decoder_pages.read_schemes(raw, *thetas) or (local, usual)
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:

@@ -4,7 +4,6 @@ positions."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..core.config.model import Encoder
 from . import roberta
@@ -15,12 +14,11 @@ from .mechanisms import LearnedWithBias
 from .names import Table, rules
 from .recipe import page
 
-POSITION: Any = LearnedWithBias(64, 2)
 START = 2  # transformers has this row for the first position, whatever the id of padding
 
 
 WORDS = ConfigWords(
-    encoder(position=POSITION),
+    encoder(position=LearnedWithBias(64, 2)),
     revise(
         SHARED,
         only(

@@ -49,8 +49,8 @@ OLMO2 = page("olmo2", words=WORDS, weights=LAYERS)
 def _positions3(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     """The schemes of blocks with a window and of the others; a scaling of version 4 of transformers
     is of the others alone."""
-    if raw.inside("rope_parameters") is not None:
-        return read_schemes(raw, THETA3, THETA3)
+    if schemes := read_schemes(raw, THETA3, THETA3):
+        return schemes
     raw.only("rope_theta", THETA3, "every OLMo 3 has that of 500,000")
     return Rotary(THETA3), read_rotary(raw, THETA3)
 

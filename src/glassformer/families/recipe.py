@@ -78,8 +78,8 @@ class Recipe:
     def __post_init__(self) -> None:
         derived: Settings = {}
         if not isinstance(self.sizes, PublishedSizes):
-            derived["sizes"] = PublishedSizes()
-            derived["sizes"].data, derived["sizes"].recipe = dict(self.sizes), self
+            sizes = derived["sizes"] = PublishedSizes(self.sizes)
+            sizes.recipe = self
         if self.words and not self.read_config:
             derived |= {"read_config": self.words.decode, "write_config": self.words.encode}
         if self.family and not self.architectures:

@@ -23,7 +23,7 @@ from ...core.nn.cache import KV
 from ...core.nn.flow import Flow
 from ...core.nn.position import Position
 from ..latent import LatentAttention
-from .scan import Layered, add_layers
+from .scan import Layered, add_layers, by_head
 
 
 @builds(LatentAttention)
@@ -84,8 +84,7 @@ class LatentAttentionModule(Layered, Attention):
 
         A tape sees those of a pass whose tokens are all ``new``.
         """
-        heads = self.kv_up(latent[:, 0])
-        heads = heads.view(*heads.shape[:2], self.heads, -1).transpose(1, 2)
+        heads = by_head(self.kv_up(latent[:, 0]), self.heads)
         content, v = torch.split(heads, [self.cfg.content_dim, self.cfg.value_dim], -1)
         k = torch.cat((content, turned.expand(-1, self.heads, -1, -1)), -1)
         if k.shape[2] == new:

@@ -596,7 +596,6 @@ QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"
 PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 GATED = under("mlp", PROJECTIONS, "ffn.")
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-GATE_UP = (f"{OURS}.ffn.gate", f"{OURS}.ffn.up")
 FAIRSEQ = {
     **attention(out="out_proj"),
     "attn_norm": "self_attn_layer_norm",
@@ -644,7 +643,7 @@ def table(
 
     ``layers`` map the names in our blocks to the file's, each a weight and perhaps a bias, the last
     that the file has of a layer; ``tables`` those of single parameters, ``turned`` layers whose
-    matrices lie (inputs, outputs), ``fused`` layers whose rows lie as the ``options`` of a rule say,
+    matrices lie (inputs, outputs), ``fused`` layers that lie as the ``options`` of ``rules`` say,
     ``outside`` our layers beside the blocks to the file's.
     """
     inside = partial(rules, file=f"{layer}.", place=f"{side}.blocks.{{i}}.")

@@ -181,15 +181,12 @@ def weight_and_bias(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}.{suffix}" for name in names for suffix in ("weight", "bias"))
 
 
-def tags(head: TokenHead) -> str:
-    """Name of the layer that gives tokens their labels."""
-    return "qa_outputs" if head.span else "classifier"
-
-
 def label_layers(model: Encoder, pool: Names) -> Names:
     """The layers of labels: those of each token, or of the ``pool``."""
     head = model.token_head
-    return pool if head is None else {"token_head.proj": tags(head)}
+    return (
+        pool if head is None else {"token_head.proj": "qa_outputs" if head.span else "classifier"}
+    )
 
 
 # how the first files call the weights of a LayerNorm

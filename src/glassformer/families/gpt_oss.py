@@ -7,7 +7,6 @@ from dataclasses import replace
 from ..core.config import GatedMLP, Rotary, YarnScaling
 from .decoder_pages import (
     ATTENTION,
-    GATE_UP,
     NORMS,
     OURS,
     ROPE_TABLE,
@@ -51,8 +50,6 @@ WORDS = words(
     router_aux_loss_coef=0.001,
 )
 
-_EXPERTS, _FFN = f"{THEIRS}.mlp.experts", f"{OURS}.ffn"
-
 GPT_OSS = page(
     "gpt_oss",
     words=WORDS,
@@ -64,19 +61,10 @@ GPT_OSS = page(
             "attn.sinks": "self_attn.sinks",
             "ffn.down_bias": "mlp.experts.down_proj_bias",
         },
-        more=(
-            # gate and up take turns
-            NameRule(
-                f"{_EXPERTS}.gate_up_proj",
-                GATE_UP,
-                axes="e c (d 2) -> (2 e) d c",
-            ),
-            NameRule(
-                f"{_EXPERTS}.gate_up_proj_bias",
-                (f"{_FFN}.gate_bias", f"{_FFN}.up_bias"),
-                axes="e (d 2) -> (2 e) d",
-            ),
-            NameRule(f"{_EXPERTS}.down_proj", f"{_FFN}.down", transpose=True),
-        ),
+        # gate and up take turns
+        fused={"ffn.gate ffn.up": "mlp.experts.gate_up_proj"},
+        ends=("", "_bias"),
+        axes="e c (2 d) -> (2 e) d c",
+        more=(NameRule(f"{THEIRS}.mlp.experts.down_proj", f"{OURS}.ffn.down", transpose=True),),
     ),
 )

@@ -13,9 +13,7 @@ from ..core.config import (
 from . import granite, mamba2
 from .decoder_pages import (
     ATTENTION,
-    GATE_UP,
     NORMS,
-    THEIRS,
     LayerChoice,
     counted,
     decoder,
@@ -27,7 +25,7 @@ from .decoder_pages import (
 )
 from .keys import MOST_HEADS, Key
 from .mixers import Mamba2
-from .names import NameRule, under
+from .names import under
 from .recipe import ConfigReader, page
 
 
@@ -109,12 +107,8 @@ GRANITEMOEHYBRID = page(
             **under("mamba", mamba2.TABLES),
             "ffn.down": "block_sparse_moe.output_linear.weight",
         },
-        more=(
-            NameRule(
-                f"{THEIRS}.block_sparse_moe.input_linear.weight",
-                GATE_UP,
-                axes="e (2 d) c -> (2 e) d c",
-            ),
-        ),
+        fused={"ffn.gate ffn.up": "block_sparse_moe.input_linear.weight"},
+        ends=("",),
+        axes="e (2 d) c -> (2 e) d c",
     ),
 )

@@ -19,7 +19,6 @@ from ..core.config import (
 )
 from .decoder_pages import (
     ATTENTION,
-    GATE_UP,
     NORMS,
     OURS,
     PROJECTIONS,
@@ -137,7 +136,6 @@ WORDS = words(
     intermediate_size_mlp=(16_384, "feedforward.hidden"),
 )
 
-_EXPERTS = f"{THEIRS}.feed_forward.experts"
 LLAMA4 = page(
     "llama4",
     words=WORDS,
@@ -147,13 +145,13 @@ LLAMA4 = page(
         {"ffn.router": "feed_forward.router"},
         under("feed_forward", PROJECTIONS, "ffn."),
         under("feed_forward.shared_expert", PROJECTIONS, "ffn.shared."),
+        fused={"ffn.gate ffn.up": "feed_forward.experts.gate_up_proj"},
+        ends=("",),
+        axes="e c (2 d) -> (2 e) d c",
         more=(
             NameRule(
-                f"{_EXPERTS}.gate_up_proj",
-                GATE_UP,
-                axes="e c (2 d) -> (2 e) d c",
+                f"{THEIRS}.feed_forward.experts.down_proj", f"{OURS}.ffn.down", transpose=True
             ),
-            NameRule(f"{_EXPERTS}.down_proj", f"{OURS}.ffn.down", transpose=True),
         ),
     ),
 )

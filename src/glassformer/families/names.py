@@ -76,8 +76,8 @@ def rules(
         NameRule(
             f"{file}{file_name}{end}",
             tuple(f"{place}{name}{end}" for name in names.split()),
-            transpose and end != ".bias",
-            axes.replace(" c", "") if end == ".bias" else axes,
+            transpose and not end.endswith("bias"),
+            axes.replace(" c", "") if end.endswith("bias") else axes,
             **options,
         )
         for names, file_name in layers.items()

@@ -31,7 +31,6 @@ class GatedDeltaModule(ScanMixer):
     """
 
     fused_projections = ("in_q", "in_k", "in_v", "in_gate", "learn", "fade")
-    writes = ("out_proj.weight",)
 
     def __init__(self, cfg: GatedDelta, dim: int, causal: bool, dropout: float) -> None:
         super().__init__(cfg, dim, causal, dropout)

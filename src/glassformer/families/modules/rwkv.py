@@ -82,7 +82,7 @@ def forgetting_mean(
 class TimeMixModule(ShiftMixer):
     """Mix with the token before, project, average, gate, project back."""
 
-    names, writes = "kvr", ("out_proj.weight",)
+    names = "kvr"
 
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
         (k, v, r), last = self.mixes(x, flow, before)
@@ -127,7 +127,7 @@ class TimeMix7Module(ShiftMixer):
     of the token before, and r reads it.
     """
 
-    names, writes, share_of_previous = "rwkvag", ("out_proj.weight",), True
+    names, share_of_previous = "rwkvag", True
     biases = ("decay", "bonus", "removal", "damping", "gain", "offset")
 
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:

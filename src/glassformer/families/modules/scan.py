@@ -61,6 +61,8 @@ class ShapedModule(Layered):
 class StateMixer(Layered, TracedModule):
     """A mixer whose layers are those of its config's shapes, and whose ``mix`` makes new states of old."""
 
+    writes: tuple[str, ...] = ("out_proj.weight",)
+
     def __init__(self, cfg: Any, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
         need(causal, f"{type(cfg).__name__} reads from left to right; give it a causal stack.")

@@ -95,10 +95,10 @@ def table(model: Model, root: str = "model", encoder: Names = NO_NAMES) -> Table
     layers: dict[str, str] = {}
     sines = True
     for side, stack in stacks(model).items():
-        layers |= {f"{side}.first_norm": f"{side}.layernorm_embedding"}
-        layers |= {f"{side}.last_norm": f"{side}.layer_norm"}
+        layers[f"{side}.first_norm"] = f"{side}.layernorm_embedding"
+        layers[f"{side}.last_norm"] = f"{side}.layer_norm"
         if isinstance(stack.position, Learned):
-            layers |= {f"{side}.position": f"{side}.embed_positions"}
+            layers[f"{side}.position"] = f"{side}.embed_positions"
             sines = False
     return pair_table(
         *rules(layers, f"{root}."),

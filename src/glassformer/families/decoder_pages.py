@@ -140,16 +140,15 @@ def rotary_of(model: Model) -> Rotary:
     return position if isinstance(position, Rotary) else Rotary()
 
 
-def write_rope_table(model: Model, theta_first: bool = False) -> Settings:
+def write_rope_table(model: Model) -> Settings:
     """Rotary positions in the words of transformers 5."""
-    return {"rope_parameters": write_scheme(rotary_of(model), theta_first)}
+    return {"rope_parameters": write_scheme(rotary_of(model))}
 
 
-def write_scheme(position: Rotary, theta_first: bool = False) -> Settings:
+def write_scheme(position: Rotary) -> Settings:
     """Rotary positions as a table of ``rope_parameters``."""
-    table, theta = write_scaling(position.scaling), {"rope_theta": position.theta}
-    table = table or {"rope_type": "default"}
-    return {**theta, **table} if theta_first else {**table, **theta}
+    table = write_scaling(position.scaling) or {"rope_type": "default"}
+    return {**table, "rope_theta": position.theta}
 
 
 ROPE, ROPE_TABLE = Section(encode=write_rope), Section(encode=write_rope_table)

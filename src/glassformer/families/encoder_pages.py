@@ -13,13 +13,13 @@ from ..core.config.layers import (
     Embed,
     FeedForward,
     Head,
-    Init,
     LayerNorm,
     Norm,
 )
 from ..core.config.model import Attention, Block, Encoder, Mixer, Place, Stack, stacks
 from ..core.config.pool import Pool, TokenHead
 from ..core.config.position import Learned, Position
+from .decoder_pages import INIT
 from .keys import Section
 from .names import NameRule, Names, Pairs, Table, rules
 from .recipe import ConfigReader, Settings
@@ -47,7 +47,7 @@ def encoder(
     where nothing is given, BERT's without segments."""
     block = Block(attention, feedforward, norm, place)
     body = Stack(1, (block,), position, causal=False, **{"first_norm": norm, **stack})
-    return Encoder(64, 64, embed, body, None, Init(0.02, 0.02, "plain"))
+    return Encoder(64, 64, embed, body, None, INIT)
 
 
 # ---------------------------------------------------------------------------------- config.json, in

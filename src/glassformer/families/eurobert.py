@@ -34,7 +34,7 @@ def write_ends(model: Encoder) -> Settings:
     raw = {
         "architectures": [f"EuroBertFor{head}" if head else "EuroBertModel"],
         "pad_token_id": None,  # a tokenizer's follows, where there is one
-        **write_rope_table(model, theta_first=True),
+        **write_rope_table(model),
     }
     if model.token_head is not None:
         return {**raw, "id2label": write_labels(model)["id2label"]}

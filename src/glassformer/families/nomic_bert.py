@@ -69,7 +69,7 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
 def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has, and of its positions."""
     pools = {} if head_name(model) else {"add_pooling_layer": model.pool is not None}
-    raw = {**ENDS.encode(model), **pools, **write_rope_table(model, theta_first=True)}
+    raw = {**ENDS.encode(model), **pools, **write_rope_table(model)}
     # transformers takes no null; where a weight starts is all it says
     return {**raw, "pad_token_id": 0}
 

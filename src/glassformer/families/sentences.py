@@ -60,7 +60,7 @@ def open_beside(folder: Path) -> Settings:
     source = folder / MODULES
     if not source.is_file():
         return {}
-    modules, page = files.json_value(source, str(source), FIX), _page(folder)
+    modules, page = files.json_value(source, str(source), FIX), _beside(folder / PAGE)
     modules = modules if isinstance(modules, list) else []
     listed = [step for step in modules if isinstance(step, dict)]
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
@@ -115,13 +115,9 @@ def _beside(path: Path) -> Settings:
     return files.read_json(path, FIX) if path.is_file() else {}
 
 
-def _page(folder: Path) -> Settings:
-    return _beside(folder / PAGE)
-
-
 def open_prompts(folder: Path) -> Pairs:
     """The prompts of a sentence encoder's folder, names and texts; empty where there are none."""
-    page = _page(folder) if (folder / MODULES).is_file() else {}
+    page = _beside(folder / PAGE) if (folder / MODULES).is_file() else {}
     default = page.get("default_prompt_name")
     return read_prompts(page.get("prompts") or {}, default, str(folder / PAGE))
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ...core.errors import need
 from ...core.nn.build import builds
 from ...core.nn.flow import Flow
-from ..mixers import ChannelMix, ChannelMix7, TimeMix, TimeMix7
+from ..mixers import TABLES, ChannelMix, ChannelMix7, TimeMix, TimeMix7
 from .scan import StateMixer, States, by_head, convolve, in_fp32, scan
 
 CHUNK = 16  # tokens whose means are computed side by side
@@ -128,7 +128,7 @@ class TimeMix7Module(ShiftMixer):
     """
 
     names, share_of_previous = "rwkvag", True
-    biases = ("decay", "bonus", "removal", "damping", "gain", "offset")
+    biases = TABLES
 
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
         (r, w, k, v, a, g), last = self.mixes(x, flow, before)

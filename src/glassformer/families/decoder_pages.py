@@ -474,6 +474,13 @@ def local_scheme(model: Model, theta: float) -> Rotary:
     return next((scheme for scheme in schemes if isinstance(scheme, Rotary)), Rotary(theta))
 
 
+def write_schemes(model: Model, theta: float) -> Settings:
+    """The schemes of blocks without a window and of those with one, as two tables of
+    ``rope_parameters``; ``theta`` where no block has a window."""
+    schemes = rotary_of(model), local_scheme(model, theta)
+    return {"rope_parameters": dict(zip(KINDS, map(write_scheme, schemes), strict=True))}
+
+
 def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     """The scaling of a longrope table."""
     positions = raw.integer("max_position_embeddings", most=MOST_POSITIONS)

@@ -10,7 +10,7 @@ from ..core.config.layers import GatedMLP, LayerNorm
 from ..core.config.model import Attention, Block, Encoder
 from ..core.config.position import Rotary
 from . import decoder_pages
-from .decoder_pages import QKV, M, blocks_of, rotary_of, slides, stack, words, write_scheme
+from .decoder_pages import QKV, M, blocks_of, slides, stack, words
 from .encoder_pages import (
     encoder,
     read_heads,
@@ -45,12 +45,11 @@ def read_windows(raw: ConfigReader, model: M) -> M:
 
 def write_windows(model: Encoder) -> Settings:
     """Settings of windows, and of the positions of both kinds of blocks."""
-    schemes = rotary_of(model), decoder_pages.local_scheme(model, LOCAL)
     return {
         "pad_token_id": None,  # a tokenizer's follows, where there is one
         "local_attention": 2 * ((decoder_pages.window_size(model) or 65) - 1),
         "layer_types": decoder_pages.write_windows(model),
-        "rope_parameters": dict(zip(decoder_pages.KINDS, map(write_scheme, schemes), strict=True)),
+        **decoder_pages.write_schemes(model, LOCAL),
     }
 
 

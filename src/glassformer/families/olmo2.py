@@ -9,7 +9,6 @@ from __future__ import annotations
 from ..core.config import (
     Attention,
     GatedMLP,
-    Model,
     MoE,
     RMSNorm,
     Rotary,
@@ -23,17 +22,16 @@ from .decoder_pages import (
     OUTPUT_NORMS,
     QK_NORMS,
     decoder,
-    local_scheme,
     read_rotary,
     read_schemes,
     table,
     turned,
     windows,
     words,
-    write_rope_table,
+    write_schemes,
 )
 from .keys import Section, only
-from .recipe import ConfigReader, Settings, page
+from .recipe import ConfigReader, page
 
 QUERIES = Attention(1, qk_norm=RMSNorm(), qk_norm_whole=True)
 SHAPE = decoder(QUERIES, place="output")
@@ -55,18 +53,11 @@ def _positions3(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     return Rotary(THETA3), read_rotary(raw, THETA3)
 
 
-def _write_tables(model: Model) -> Settings:
-    """A table for blocks with a window, and one for all others."""
-    near = {"rope_type": "default", "rope_theta": local_scheme(model, THETA3).theta}
-    far = write_rope_table(model)["rope_parameters"]
-    return {"rope_parameters": {"full_attention": far, "sliding_attention": near}}
-
-
 WORDS3 = words(
     SHAPE,
     turned(lambda raw: _positions3(raw)[1]),
     windows(schemes=_positions3),
-    rope=Section(encode=_write_tables),
+    rope=Section(encode=lambda model: write_schemes(model, THETA3)),
     max_position_embeddings=2048,
     rms_norm_eps=1e-5,
     attention_bias=False,

@@ -152,7 +152,7 @@ def ends(
 
     ``act`` and ``words`` as ``read_heads`` has them; ``dropout``: the word of that before labels, and
     its ``usual`` value, None: the stack's. ``pretrained``: a head over the vocabulary may stand beside
-    two labels of a pair, which a ``usual`` dropout is before.
+    the two labels of a pair, with a dropout before them where there is a ``usual`` one.
     """
 
     def decode(raw: ConfigReader, model: Encoder) -> Encoder:

@@ -142,7 +142,7 @@ def words(prefix: str, scales: bool = True, inside: bool = False, **defaults: An
 
 
 _ATTENTION = {"q": "q", "k": "k", "v": "v", "out": "o"}
-# of each side, the layers of a block, in ours words and in the file's, with their numbers
+# of each side, the layers of a block, by our words, in the file's, with their numbers
 _LAYERS = {
     "encoder": {"attn": "0.SelfAttention", "ffn": "1.DenseReluDense"},
     "decoder": {"attn": "0.SelfAttention", "cross": "1.EncDecAttention", "ffn": "2.DenseReluDense"},

@@ -50,14 +50,14 @@ WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, write_ends)))
 
 
 GENERATOR_LAYERS = {
-    "electra.embeddings_project": "encoder.project",
-    "generator_predictions.dense": "head.transform",
-    "generator_predictions.LayerNorm": "head.norm",
-    "generator_lm_head": "head.proj",
+    "encoder.project": "electra.embeddings_project",
+    "head.transform": "generator_predictions.dense",
+    "head.norm": "generator_predictions.LayerNorm",
+    "head.proj": "generator_lm_head",
 }
 DISCRIMINATOR_LAYERS = {
-    "discriminator_predictions.dense": "token_head.transform",
-    "discriminator_predictions.dense_prediction": "token_head.proj",
+    "token_head.transform": "discriminator_predictions.dense",
+    "token_head.proj": "discriminator_predictions.dense_prediction",
 }
 LABEL_LAYERS = {"pool.transform": "classifier.dense", "pool.proj": "classifier.out_proj"}
 

@@ -64,7 +64,7 @@ GPT_OSS = page(
         # gate and up take turns
         fused={"ffn.gate ffn.up": "mlp.experts.gate_up_proj"},
         ends=("", "_bias"),
-        axes="e c (2 d) -> (2 e) d c",
+        axes="e c (d 2) -> (2 e) d c",
         more=(NameRule(f"{THEIRS}.mlp.experts.down_proj", f"{OURS}.ffn.down", transpose=True),),
     ),
 )

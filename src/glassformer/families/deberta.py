@@ -59,8 +59,9 @@ def read_position(raw: ConfigReader, norm: Any, first: bool) -> Any:
     normed = not first and raw.choice("norm_rel_ebd", {"none": False, "layer_norm": True}, "none")
     norm = norm if normed else None
     added = Learned(length) if raw.flag("position_biased_input", True) else None
-    sizes = (distance, None) if first or not buckets else (buckets, distance)
-    return RelativeEmbedding(*sizes, norm, added)
+    if first or not buckets:
+        return RelativeEmbedding(distance, None, norm, added)
+    return RelativeEmbedding(buckets, distance, norm, added)
 
 
 def read_layers(raw: ConfigReader, model: Encoder) -> Encoder:

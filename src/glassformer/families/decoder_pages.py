@@ -198,10 +198,10 @@ def words(
     """
     first = [Section(encode=lambda model: even_heads(model, even))] if even else []
     dropped = [key(dropouts, dropout, "dropout")] if dropouts else []
-    inherited, family = (*first, rope, *shared), (*more, *dropped)
-    return ConfigWords(
-        template, revise(inherited, *family, without=without, needed=needed, **defaults)
+    entries = revise(
+        (*first, rope, *shared), *more, *dropped, without=without, needed=needed, **defaults
     )
+    return ConfigWords(template, entries)
 
 
 def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> list[MaskRule]:
@@ -496,7 +496,8 @@ def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
         )
         rope.must(fits, word, "a list of numbers, one for each wave")
         factors.append(waves)
-    return LongRopeScaling(*factors, length, factor, size)
+    short, long = factors
+    return LongRopeScaling(short, long, length, factor, size)
 
 
 def read_fraction(raw: ConfigReader, unsaid: float, full_only: bool) -> float:

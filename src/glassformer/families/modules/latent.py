@@ -38,7 +38,7 @@ class LatentAttentionModule(Layered, Attention):
         self.cfg = cfg
         self.kv_norm = build(cfg.latent_norm, cfg.kv_rank)
         if cfg.q_rank is not None:
-            self.q_norm = build(cfg.latent_norm, cfg.q_rank)
+            self.q_norm: Any = build(cfg.latent_norm, cfg.q_rank)
         add_layers(self, cfg.shapes(dim))
 
     def finish(self, z: Tensor, x: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ that do not turn, that turn, and of its values.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F

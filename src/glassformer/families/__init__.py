@@ -218,7 +218,7 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, Setting
     model, beside = sentences.write_config(model)
     undropped = None
     for recipe in sorted(layouts, key=lambda recipe: recipe.name != family):
-        shaped = any(isinstance(model, type(example)) for example in recipe.examples)
+        shaped = isinstance(model, tuple(map(type, recipe.examples)))
         if recipe.read_config is None or recipe.write_config is None or not shaped:
             continue
         try:

@@ -6,23 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config.model import Encoder, embed_dim
-from ..core.config.pool import Pool
 from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
-from .bert import PRETRAINING, TRUNK
+from .bert import TRUNK
 from .encoder_pages import (
     embeddings,
     ends,
-    head_of,
-    tied_head,
 )
 from .keys import ConfigWords, Section, key, only, revise
 from .mechanisms import LoopedStack
 from .names import Table, rules
-from .recipe import ConfigReader, Settings, page
+from .recipe import ConfigReader, page
 
-DROPOUT = "classifier_dropout_prob"
-ENDS = ends("Albert", "albert.pooler", dropout=DROPOUT, usual=0.1)
+ENDS = ends(
+    "Albert", "albert.pooler", dropout="classifier_dropout_prob", usual=0.1, pretrained=True
+)
 STACK: Any = LoopedStack(**vars(TRUNK.encoder))
 
 
@@ -30,57 +28,47 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     """The model with the ends that its architecture names."""
     apart = embed_dim(model) != model.dim
     raw.must(apart, "embedding_size", "another than hidden_size, for a layer lies between")
-    if head_of(raw) == PRETRAINING:
-        pool = Pool("first", "tanh", 2, raw.number(DROPOUT, 0.1, most=0.99))
-        return replace(model, head=tied_head(raw, model), pool=pool)
     return ENDS.decode(raw, model)  # type: ignore[no-any-return]
-
-
-def write_ends(model: Encoder) -> Settings:
-    """Settings of the ends that a model has."""
-    raw = ENDS.encode(model)
-    if model.head is not None and model.pool is not None:
-        raw |= {"architectures": [f"AlbertFor{PRETRAINING}"], DROPOUT: model.pool.dropout}
-    return raw
 
 
 WORDS = ConfigWords(
     replace(TRUNK, encoder=STACK),
     revise(
         BERT_KEYS,
-        *only(
+        only(
             num_hidden_groups=(1, "all blocks of an ALBERT here share one group of weights"),
             inner_group_num=(1, "a group of an ALBERT here is one block"),
         ),
         key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
+        Section(read_ends, ENDS.encode),
         embedding_size=(128, "embed.dim"),
         hidden_act="gelu_new",
     ),
-    [Section(read_ends, write_ends)],
 )
 
 
 POOLER, NEXT, HEAD = "albert.pooler", "sop_classifier.classifier", "predictions"
-_BLOCK = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 _LAYER = {
-    "attention.query": "attn.q",
-    "attention.key": "attn.k",
-    "attention.value": "attn.v",
-    "attention.dense": "attn.out",
-    "attention.LayerNorm": "attn_norm",
-    "ffn": "ffn.up",
-    "ffn_output": "ffn.down",
-    "full_layer_layer_norm": "ffn_norm",
+    "attn.q": "attention.query",
+    "attn.k": "attention.key",
+    "attn.v": "attention.value",
+    "attn.out": "attention.dense",
+    "attn_norm": "attention.LayerNorm",
+    "ffn.up": "ffn",
+    "ffn.down": "ffn_output",
+    "ffn_norm": "full_layer_layer_norm",
 }
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights; those of labels depend on the ends there are."""
-    labels = {NEXT if model.head else "classifier": "pool.proj", POOLER: "pool.transform"}
-    block = {f"{_BLOCK}.{name}": f"encoder.blocks.0.{place}" for name, place in _LAYER.items()}
-    mapping = {"albert.encoder.embedding_hidden_mapping_in": "encoder.project"}
+    labels = {"pool.proj": NEXT if model.head else "classifier", "pool.transform": POOLER}
+    mapping = {"encoder.project": "albert.encoder.embedding_hidden_mapping_in"}
     names = ("dense", "LayerNorm")
-    inside = (*embeddings("albert"), *rules({**block, **mapping}))
+    block = rules(
+        _LAYER, "albert.encoder.albert_layer_groups.0.albert_layers.0.", "encoder.blocks.0."
+    )
+    inside = (*embeddings("albert"), *block, *rules(mapping))
     unread = (POOLER, NEXT)
     return encoder_pages.table(model, "albert", HEAD, inside, labels, unread, transform=names)
 

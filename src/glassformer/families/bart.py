@@ -16,8 +16,8 @@ from ..core.config.layers import MLP, LayerNorm
 from ..core.config.model import Attention, Block, Model, Place, stacks
 from ..core.config.position import Learned, Position, Sinusoidal
 from .decoder_pages import NO_NAMES
-from .keys import ConfigWords, Key, Section, keys, only
-from .names import NameRule, Names, Table, rules
+from .keys import ConfigWords, Entry, Key, Section, keys, only
+from .names import Names, Table, rules
 from .pair_pages import BOTH_SIDES, held, pair_table, scale_key, start, template
 from .recipe import ConfigReader, Settings, page
 
@@ -34,7 +34,7 @@ def _write(model: Model) -> Settings:
 
 def words(
     position: Position,
-    *more: Key | Section,
+    *more: Entry,
     place: Place = "pre",
     normed: bool = False,
     scaled: bool = False,
@@ -53,7 +53,7 @@ def words(
             last_norm=norm if place == "pre" else None,
         ),
         (
-            *only(
+            only(
                 tie_word_embeddings=(True, "the head shares the embeddings' table here"),
                 is_decoder=(False, "a decoder here stands beside its encoder"),
             ),
@@ -61,13 +61,10 @@ def words(
             scale_key(scaled),
             *keys(activation_function=act),
             Key("", "head.bias", lambda raw: held(raw, "head_bias", BIAS)),
-            *(key for key in more if isinstance(key, Key)),
-        ),
-        [
-            *(section for section in more if isinstance(section, Section)),
+            *more,
             Section(encode=_write),
             start(first),
-        ],
+        ),
     )
 
 
@@ -96,17 +93,16 @@ def table(model: Model, root: str = "model", encoder: Names = NO_NAMES) -> Table
     """The names of the weights, ``root`` and ``encoder`` as ``pair_table`` has them; which norms and
     tables of positions there are depends on the model."""
     layers: dict[str, str] = {}
-    learned = []
+    sines = True
     for side, stack in stacks(model).items():
-        layers |= {f"{root}.{side}.layernorm_embedding": f"{side}.first_norm"}
-        layers |= {f"{root}.{side}.layer_norm": f"{side}.last_norm"}
+        layers[f"{side}.first_norm"] = f"{side}.layernorm_embedding"
+        layers[f"{side}.last_norm"] = f"{side}.layer_norm"
         if isinstance(stack.position, Learned):
-            name = f"{root}.{side}.embed_positions.weight"
-            learned.append(NameRule(name, f"{side}.position.weight"))
+            layers[f"{side}.position"] = f"{side}.embed_positions"
+            sines = False
     return pair_table(
-        *rules(layers),
-        *learned,
-        sines=not learned,
+        *rules(layers, f"{root}."),
+        sines=sines,
         prefix=f"{root}.",
         root=root,
         encoder=encoder,

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config.layers import MLP, Embed, LayerNorm
-from ..core.config.model import Attention, Block, Encoder
+from ..core.config.layers import Embed
+from ..core.config.model import Encoder
 from ..core.config.pool import Pool
-from ..core.config.position import Learned
 from . import encoder_pages
 from .encoder_pages import (
     CHOICE,
@@ -27,27 +26,27 @@ from .encoder_pages import (
 )
 from .keys import ConfigWords, Section, key, keys, only
 from .names import Table
-from .recipe import MISSING, ConfigReader, Settings, page
+from .recipe import MISSING, ConfigReader, page
 
-PRETRAINING, NEXT_SENTENCE = "PreTraining", "NextSentencePrediction"
+NEXT_SENTENCE = "NextSentencePrediction"
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
-ENDS = ends("Bert", _POOLER)
+ENDS = ends("Bert", _POOLER, pretrained=True)
 
 
 def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
     """The model with the ends that its architecture names, or the weights beside it."""
     head = head_of(raw)
     model: Encoder = ENDS.decode(raw, trunk)
-    if head == PRETRAINING or (not head and raw.holds("cls.predictions.bias")):
+    if not head and raw.holds("cls.predictions.bias"):
         model = replace(model, head=tied_head(raw, trunk))
-    predicts = head in (PRETRAINING, NEXT_SENTENCE) or raw.holds(f"{_NEXT}.weight")
+    predicts = head == NEXT_SENTENCE or raw.holds(f"{_NEXT}.weight")
     if not predicts or head in (LABELS, CHOICE):
         return model
     return replace(model, pool=Pool("first", "tanh", 2))
 
 
 SHARED = (
-    *only(
+    only(
         is_decoder=(False, "a BERT here sees both sides of every token"),
         add_cross_attention=(False, "an encoder alone has nothing to look across at"),
     ),
@@ -63,24 +62,15 @@ SHARED = (
     ),
 )
 KEYS = (
-    *only(
+    only(
         position_embedding_type=("absolute", "positions of a BERT here are a table"),
     ),
     *SHARED,
 )
 
 
-def write_ends(model: Encoder) -> Settings:
-    """Settings of the ends that a model has."""
-    raw = ENDS.encode(model)
-    if model.head is not None and model.pool is not None:
-        raw["architectures"] = [f"BertFor{PRETRAINING}"]
-    return raw
-
-
-BLOCK = Block(Attention(1, bias=True), MLP(1, "gelu", bias=True), LayerNorm(1e-12), "post")
-TRUNK = encoder(BLOCK, Learned(64), Embed(64, segments=2))
-WORDS = ConfigWords(TRUNK, KEYS, [Section(read_ends, write_ends)])
+TRUNK = encoder(embed=Embed(64, segments=2))
+WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, ENDS.encode)))
 
 
 def table(model: Encoder) -> Table:
@@ -94,7 +84,7 @@ def table(model: Encoder) -> Table:
         "bert",
         _WORDS,
         trunk("bert"),
-        {_POOLER: "pool.transform", labels: "pool.proj"},
+        {"pool.transform": _POOLER, "pool.proj": labels},
         (_POOLER, _NEXT),
         renamed,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.config import Alibi, LayerNorm, Model
 from . import gpt2
-from .decoder_pages import GPT2_BLOCK, NORMS, decoder, first_block, joint
+from .decoder_pages import GPT2_LAYERS, NORMS, QKV, decoder, first_block
 from .keys import Key, only
 from .names import Table
 from .recipe import ConfigReader, page
@@ -16,12 +16,8 @@ def _width(raw: ConfigReader) -> int:
 
 
 WORDS = gpt2.words(
-    decoder(
-        GPT2_BLOCK,
-        Alibi(),
-        first_norm=LayerNorm(),
-    ),
-    *only(
+    decoder(*GPT2_LAYERS, Alibi(), first_norm=LayerNorm()),
+    only(
         apply_residual_connection_post_layernorm=(False, "the stream here passes the norms by"),
     ),
     Key("hidden_size", "dim", _width),
@@ -40,12 +36,9 @@ def weights(model: Model) -> Table:
         NORMS,
         gpt2.DENSE,
         {"attn.out": "self_attention.dense"},
-        more=joint(
-            "self_attention.query_key_value",
-            layer=gpt2.THEIRS,
-            axes="(h 3 d) c -> (3 h d) c",
-            heads=heads,
-        ),
+        fused={QKV: "self_attention.query_key_value"},
+        axes="(h 3 d) c -> (3 h d) c",
+        heads=heads,
         token="word_embeddings",
         first_norm="word_embeddings_layernorm",
     )

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import (
-    Attention,
-    Block,
-    GatedMLP,
-    LayerNorm,
-    Rotary,
-)
+from ..core.config import LayerNorm
 from .decoder_pages import ATTENTION, GATED, decoder, read_rotary, table, turned, windows, words
 from .recipe import page
 
 WORDS = words(
-    decoder(Block(Attention(1), GatedMLP(1), LayerNorm(bias=False), place="parallel"), Rotary()),
+    decoder(norm=LayerNorm(bias=False), place="parallel"),
     turned(lambda raw: replace(read_rotary(raw), interleaved=True)),
     windows(word="sliding_window_pattern", still=True),
     without="head_dim",

@@ -92,12 +92,16 @@ class ConfigReader:
         """Refuse by name what no module here does."""
         value = self.value(key, allowed)
         if value != allowed or isinstance(value, bool) != isinstance(allowed, bool):
-            value_text = json.dumps(value, default=str)[:60]
             raise UserError(
-                f'{self.source}: "{key}" is {value_text}, but {reason}; use a model without it.'
+                f'{self.source}: "{key}" is {short(value)}, but {reason}; use a model without it.'
             )
 
     def must(self, fact: bool, key: str, expected: str, hint: str = "") -> None:
         if not fact:
-            value_text = json.dumps(self.table.get(key), default=str)[:60]
-            raise UserError(f'{self.source}: "{key}" is {value_text}; it must be {expected}.{hint}')
+            value = short(self.table.get(key))
+            raise UserError(f'{self.source}: "{key}" is {value}; it must be {expected}.{hint}')
+
+
+def short(value: Any) -> str:
+    """The beginning of a value as JSON."""
+    return json.dumps(value, default=str)[:60]

@@ -15,12 +15,14 @@ from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from ..core.errors import need
 from . import encoder_pages
-from .bert import BLOCK, SHARED
+from .bert import SHARED
+from .decoder_pages import QKV
 from .disentangled import DisentangledAttention, RelativeEmbedding
 from .encoder_pages import (
     CHOICE,
     LABELS,
     LAYER,
+    OURS,
     encoder,
     head_of,
     moved,
@@ -29,7 +31,7 @@ from .encoder_pages import (
     write_heads,
 )
 from .keys import MOST_POSITIONS, ConfigWords, Key, Section, key, only, revise
-from .names import NameRule, Table, rules
+from .names import Table, rules
 from .recipe import ConfigReader, Recipe, Settings, page
 
 SCORES = {"c2p": "content_to_position", "p2c": "position_to_content"}
@@ -123,7 +125,7 @@ def write_layers(model: Encoder) -> Settings:
 POOLED = key("pooler_hidden_act", "gelu", "act")
 KEYS = revise(
     SHARED,
-    *only(
+    only(
         relative_attention=(True, "a DeBERTa here reads distances"),
         conv_kernel_size=(0, "no convolution stands beside the first block here"),
         talking_head=(False, "heads here do not mix their scores"),
@@ -136,23 +138,24 @@ KEYS = revise(
     vocab_size=128_100,
 )
 
-_BLOCK = {name: param for name, param in LAYER.items() if ".self." not in name}
+_BLOCK = {name: layer for name, layer in LAYER.items() if ".self." not in layer}
 _SECOND = {
-    "attention.self.query_proj": "attn.q",
-    "attention.self.key_proj": "attn.k",
-    "attention.self.value_proj": "attn.v",
-    "attention.self.pos_key_proj": "attn.pos_k",
-    "attention.self.pos_query_proj": "attn.pos_q",
+    "attn.q": "attention.self.query_proj",
+    "attn.k": "attention.self.key_proj",
+    "attn.v": "attention.self.value_proj",
+    "attn.pos_k": "attention.self.pos_key_proj",
+    "attn.pos_q": "attention.self.pos_query_proj",
 }
 _FIRST = {
-    "q_bias": "q.bias",
-    "v_bias": "v.bias",
-    "pos_proj.weight": "pos_k.weight",
-    "pos_q_proj.weight": "pos_q.weight",
-    "pos_q_proj.bias": "pos_q.bias",
+    "attn.q.bias": "q_bias",
+    "attn.v.bias": "v_bias",
+    "attn.pos_k.weight": "pos_proj.weight",
+    "attn.pos_q.weight": "pos_q_proj.weight",
+    "attn.pos_q.bias": "pos_q_proj.bias",
 }
 _WORDS, _NEW = "cls.predictions", "lm_predictions.lm_head"
 _POSITION = "encoder.position"
+_DISTANCES = {_POSITION: "rel_embeddings", f"{_POSITION}.norm": "LayerNorm"}
 _UNREAD = (
     "mask_predictions.dense",
     "mask_predictions.LayerNorm",
@@ -167,17 +170,13 @@ def table(model: Encoder) -> Table:
     layers = {**_BLOCK, **(_SECOND if attention.key_bias else {})}
     trunk_rules = [
         *trunk("deberta", layers, position=f"{_POSITION}.added"),
-        NameRule("deberta.encoder.rel_embeddings.weight", f"{_POSITION}.weight"),
-        *rules({"deberta.encoder.LayerNorm": f"{_POSITION}.norm"}),
+        *rules(_DISTANCES, "deberta.encoder."),
     ]
     if not attention.key_bias:
-        inside, param = "deberta.encoder.layer.{i}.attention.self", "encoder.blocks.{i}.attn"
-        qkv = tuple(f"{param}.{name}.weight" for name in "qkv")
-        trunk_rules += [
-            NameRule(f"{inside}.in_proj.weight", qkv, groups=attention.heads),
-            *(NameRule(f"{inside}.{a}", f"{param}.{b}") for a, b in _FIRST.items()),
-        ]
-    pool = {"pooler.dense": "pool.transform", "classifier": "pool.proj"}
+        inside = partial(rules, file="deberta.encoder.layer.{i}.attention.self.", place=OURS)
+        trunk_rules += inside(_FIRST, ends=("",))
+        trunk_rules += inside({QKV: "in_proj"}, ends=(".weight",), groups=attention.heads)
+    pool = {"pool.transform": "pooler.dense", "pool.proj": "classifier"}
     names = [f"{_WORDS}.transform.{name}" for name in ("dense", "LayerNorm")]
     newer = moved(f"{_NEW}.dense", f"{_NEW}.LayerNorm", *names)
     newer += ((f"{_NEW}.bias", f"{_WORDS}.bias"),)
@@ -186,11 +185,11 @@ def table(model: Encoder) -> Table:
 
 def recipe(name: str, family: str, key_bias: bool) -> Recipe:
     """The recipe of a version."""
-    attention: Any = DisentangledAttention(1, bias=True, out_bias=True, key_bias=key_bias)
+    attention = DisentangledAttention(1, bias=True, out_bias=True, key_bias=key_bias)
     position: Any = RelativeEmbedding()
-    shape = encoder(replace(BLOCK, attention=attention), position)
+    shape = encoder(attention, position=position)
     ends = Section(read_ends, partial(write_ends, family=family))
-    words = ConfigWords(shape, KEYS, [Section(read_layers, write_layers), ends])
+    words = ConfigWords(shape, (*KEYS, Section(read_layers, write_layers), ends))
     return page(name, words=words, weights=table)
 
 

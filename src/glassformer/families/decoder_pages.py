@@ -9,13 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from ..core.config import serial
-from ..core.config.layers import MLP, Embed, GatedMLP, Head, Init, LayerNorm, RMSNorm
+from ..core.config.layers import (
+    MLP,
+    Embed,
+    FeedForward,
+    GatedMLP,
+    Head,
+    Init,
+    LayerNorm,
+    Norm,
+    RMSNorm,
+)
 from ..core.config.mask import Full, MaskRule, Window
-from ..core.config.model import Attention, Block, Decoder, Encoder, Model, Stack, stacks
+from ..core.config.model import (
+    Attention,
+    Block,
+    Decoder,
+    Encoder,
+    Mixer,
+    Model,
+    Place,
+    Stack,
+    stacks,
+)
 from ..core.config.position import NoPosition, Position, Rotary
 from ..core.config.scaling import (
     LinearScaling,
@@ -28,6 +49,7 @@ from ..core.errors import UserError, need
 from .keys import (
     MOST_POSITIONS,
     ConfigWords,
+    Entry,
     Key,
     Section,
     key,
@@ -51,19 +73,22 @@ OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}  # of b
 
 
 def decoder(
-    block: Block,
-    position: Position,
+    attention: Mixer = Attention(1),
+    feedforward: FeedForward | None = GatedMLP(1),
+    norm: Norm = RMSNorm(),
+    position: Position = Rotary(),
     head: Head = Head(),
+    place: Place = "pre",
     **stack: Any,
 ) -> Decoder:
-    """A decoder of one such block, whose last norm is the block's, and of sizes that a file says."""
-    body = Stack(1, (block,), position, **{"last_norm": block.norm, **stack})
+    """A decoder of one such block, whose last norm is the block's, and of sizes that a file says;
+    where nothing is given, a Llama."""
+    block = Block(attention, feedforward, norm, place)
+    body = Stack(1, (block,), position, **{"last_norm": norm, **stack})
     return Decoder(64, 64, Embed(64), body, head, INIT)
 
 
-LLAMA_BLOCK = Block(Attention(1), GatedMLP(1), RMSNorm())
-LLAMA_SHAPE = decoder(LLAMA_BLOCK, Rotary())
-GPT2_BLOCK = Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm())
+GPT2_LAYERS = (Attention(1, bias=True), MLP(1, bias=True), LayerNorm())
 
 
 # ---------------------------------------------------------------------------------- config.json, in
@@ -115,16 +140,15 @@ def rotary_of(model: Model) -> Rotary:
     return position if isinstance(position, Rotary) else Rotary()
 
 
-def write_rope_table(model: Model, theta_first: bool = False) -> Settings:
+def write_rope_table(model: Model) -> Settings:
     """Rotary positions in the words of transformers 5."""
-    return {"rope_parameters": write_scheme(rotary_of(model), theta_first)}
+    return {"rope_parameters": write_scheme(rotary_of(model))}
 
 
-def write_scheme(position: Rotary, theta_first: bool = False) -> Settings:
+def write_scheme(position: Rotary) -> Settings:
     """Rotary positions as a table of ``rope_parameters``."""
-    table, theta = write_scaling(position.scaling), {"rope_theta": position.theta}
-    table = table or {"rope_type": "default"}
-    return {**theta, **table} if theta_first else {**table, **theta}
+    table = write_scaling(position.scaling) or {"rope_type": "default"}
+    return {**table, "rope_theta": position.theta}
 
 
 ROPE, ROPE_TABLE = Section(encode=write_rope), Section(encode=write_rope_table)
@@ -155,7 +179,7 @@ LLAMA = (
 
 def words(
     template: Decoder | Encoder,
-    *more: Key | Section,
+    *more: Entry,
     shared: Sequence[Key] = LLAMA,
     without: str = "",
     needed: str = "",
@@ -172,13 +196,12 @@ def words(
     them, first the one that is the stack's here; none: the file must not ask for any. ``even``: the
     layout's name where heads must divide the width.
     """
-    family = (*more, *([key(dropouts, dropout, "dropout")] if dropouts else []))
-    own_keys = (item for item in family if isinstance(item, Key))
-    entries = revise(shared, *own_keys, without=without, needed=needed, **defaults)
-    sections = [rope, *(item for item in family if isinstance(item, Section))]
-    if even:
-        sections.insert(0, Section(encode=lambda model: even_heads(model, even)))
-    return ConfigWords(template, entries, sections)
+    first = [Section(encode=lambda model: even_heads(model, even))] if even else []
+    dropped = [key(dropouts, dropout, "dropout")] if dropouts else []
+    entries = revise(
+        (*first, rope, *shared), *more, *dropped, without=without, needed=needed, **defaults
+    )
+    return ConfigWords(template, entries)
 
 
 def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> list[MaskRule]:
@@ -202,11 +225,6 @@ def with_blocks(model: M, blocks: Sequence[Block]) -> M:
     return replace(model, **changed)
 
 
-def layer_at(block: Any, slot: str) -> Any:
-    """The layer at the dotted path ``slot`` of a block."""
-    return reduce(getattr, slot.split("."), block)
-
-
 def with_layer(block: Any, slot: str, layer: Any) -> Any:
     """The block with this layer at the dotted path ``slot``."""
     outer, _, inner = slot.partition(".")
@@ -223,7 +241,7 @@ def with_layers(model: M, slot: str, layers: Sequence[Any]) -> M:
 
 def layers_of(model: Any, slot: str) -> list[Any]:
     """The layer in a slot of each block."""
-    return [layer_at(block, slot) for block in blocks_of(model)]
+    return list(map(attrgetter(slot), blocks_of(model)))
 
 
 def first_layer(model: Any, usual: Any, slot: str = "attention") -> Any:
@@ -369,7 +387,7 @@ def variant(
     entries = layer_keys(template, **places)
 
     def decode(raw: ConfigReader, model: Any) -> Any:
-        usual = layer_at(first_block(model), slot)
+        usual = attrgetter(slot)(first_block(model))
         chosen = choice.decode(raw, stack(model).depth)
         if not any(chosen):
             return model
@@ -430,11 +448,12 @@ def read_rotary(
     return Rotary(theta, share, None if kind == "default" else read_scaling(rope, kind))
 
 
-def read_schemes(raw: ConfigReader, local: float, theta: float) -> tuple[Rotary, Rotary]:
+def read_schemes(raw: ConfigReader, local: float, theta: float) -> tuple[Rotary, Rotary] | None:
     """The schemes of blocks with a window and of the others, from the two tables of
-    ``rope_parameters``; ``local`` and ``theta`` where they do not say."""
+    ``rope_parameters``; ``local`` and ``theta`` where they do not say. None without such tables."""
     tables = raw.inside("rope_parameters")
-    assert tables is not None
+    if tables is None:
+        return None
     names = {"sliding_attention": local, "full_attention": theta}
     need(
         any(name in tables.table for name in names),
@@ -455,6 +474,13 @@ def local_scheme(model: Model, theta: float) -> Rotary:
     return next((scheme for scheme in schemes if isinstance(scheme, Rotary)), Rotary(theta))
 
 
+def write_schemes(model: Model, theta: float) -> Settings:
+    """The schemes of blocks without a window and of those with one, as two tables of
+    ``rope_parameters``; ``theta`` where no block has a window."""
+    schemes = rotary_of(model), local_scheme(model, theta)
+    return {"rope_parameters": dict(zip(KINDS, map(write_scheme, schemes), strict=True))}
+
+
 def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     """The scaling of a longrope table."""
     positions = raw.integer("max_position_embeddings", most=MOST_POSITIONS)
@@ -462,13 +488,15 @@ def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     length = rope.integer("original_max_position_embeddings", length, most=MOST_POSITIONS)
     factor = rope.number("factor", positions / length, least=1e-3)
     size = rope.number("attention_factor", None, least=1e-3, most=1e3)
+    factors = []
     for word in ("short_factor", "long_factor"):
-        factors = rope.value(word)
-        bounds = type(factors) is list and all(
-            type(value) in (int, float) and 1e-3 <= value <= 1e6 for value in factors
+        waves = rope.value(word)
+        fits = type(waves) is list and all(
+            type(value) in (int, float) and 1e-3 <= value <= 1e6 for value in waves
         )
-        rope.must(bounds, word, "a list of numbers, one for each wave")
-    short, long = rope.value("short_factor"), rope.value("long_factor")
+        rope.must(fits, word, "a list of numbers, one for each wave")
+        factors.append(waves)
+    short, long = factors
     return LongRopeScaling(short, long, length, factor, size)
 
 
@@ -570,35 +598,11 @@ def attention(file: str = "self_attn", out: str = "o_proj", place: str = "attn."
     return under(file, {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": out}, place)
 
 
-def joint(
-    file: str,
-    params: str = QKV,
-    layer: str = THEIRS,
-    side: str = "decoder",
-    axes: str = "",
-    transpose: bool = False,
-    **options: Any,
-) -> tuple[NameRule, ...]:
-    """The rules of a layer of the files that computes several of ours, ``params``, together."""
-    vector = axes.replace(" c", "")  # a bias has no columns
-    return tuple(
-        NameRule(
-            f"{layer}.{file}.{end}",
-            tuple(f"{side}.blocks.{{i}}.{param}.{end}" for param in params.split()),
-            turns,
-            axes=kept,
-            **options,
-        )
-        for end, turns, kept in (("weight", transpose, axes), ("bias", False, vector))
-    )
-
-
 ATTENTION = attention()
 QK_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 GATED = under("mlp", PROJECTIONS, "ffn.")
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-GATE_UP = (f"{OURS}.ffn.gate", f"{OURS}.ffn.up")
 FAIRSEQ = {
     **attention(out="out_proj"),
     "attn_norm": "self_attn_layer_norm",
@@ -612,15 +616,11 @@ OUTPUT_NORMS = {
 }
 
 
-def experts(file_name: str, *names: str) -> dict[str, str]:
-    """Names of the tables of experts: gate, up and down, an expert's ``{e}`` and its layer's ``{}``."""
-    layers = zip(("gate", "up", "down"), names, strict=True)
-    return {f"ffn.{layer}": file_name.replace("{}", name) for layer, name in layers}
-
-
 EXPERTS = {
     "ffn.router.weight": "mlp.gate.weight",
-    **experts("mlp.experts.{e}.{}_proj.weight", "gate", "up", "down"),
+    "ffn.gate": "mlp.experts.{e}.gate_proj.weight",
+    "ffn.up": "mlp.experts.{e}.up_proj.weight",
+    "ffn.down": "mlp.experts.{e}.down_proj.weight",
 }
 SHARED_EXPERT = {
     **under("mlp.shared_expert", PROJECTIONS, "ffn.shared."),
@@ -634,6 +634,7 @@ def table(
     *layers: Names,
     tables: Names = NO_NAMES,
     turned: Names = NO_NAMES,
+    fused: Names = NO_NAMES,
     more: Sequence[NameRule] = (),
     layer: str = THEIRS,
     last_norm: str = "model.norm",
@@ -643,28 +644,25 @@ def table(
     head: str = "lm_head",
     prefix: str = "model.",
     ignore: tuple[str, ...] = CONSTANTS,
+    **options: Any,
 ) -> Table:
     """The table of a decoder, or of an encoder like one.
 
     ``layers`` map the names in our blocks to the file's, each a weight and perhaps a bias, the last
     that the file has of a layer; ``tables`` those of single parameters, ``turned`` layers whose
-    matrices lie (inputs, outputs), ``outside`` the file's layers beside the blocks to ours.
+    matrices lie (inputs, outputs), ``fused`` layers that lie as the ``options`` of ``rules`` say,
+    ``outside`` our layers beside the blocks to the file's.
     """
-
-    def paths(names: Names) -> dict[str, str]:
-        return {
-            f"{layer}.{file_name}": f"{side}.blocks.{{i}}.{name}"
-            for name, file_name in names.items()
-        }
-
+    inside = partial(rules, file=f"{layer}.", place=f"{side}.blocks.{{i}}.")
     straight = {name: file_name for names in layers for name, file_name in names.items()}
-    last = {last_norm: f"{side}.last_norm", **outside, head: "head.proj"}
+    ends = {"embed.token": token, f"{side}.last_norm": last_norm, "head.proj": head}
     return Table(
         (
-            NameRule(f"{token}.weight", "embed.token.weight"),
-            *rules({**paths(straight), **last}),
-            *rules(paths(turned), transpose=True),
-            *(NameRule(file_name, path) for file_name, path in paths(tables).items()),
+            *rules({**ends, **outside}),
+            *inside(straight),
+            *inside(turned, transpose=True),
+            *inside(fused, **options),
+            *inside(tables, ends=("",)),
             *more,
         ),
         ignore=ignore,

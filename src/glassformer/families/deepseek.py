@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Block, GatedMLP, Model, RMSNorm, Rotary
+from ..core.config import GatedMLP, Model, Rotary
 from ..core.errors import need
 from . import mixtures
 from .decoder_pages import (
@@ -21,7 +21,7 @@ from .decoder_pages import (
     words,
     write_rope,
 )
-from .keys import ConfigWords, Key, Section, nullable, only
+from .keys import ConfigWords, Entry, Key, Section, nullable, only
 from .latent import LatentAttention
 from .recipe import ConfigReader, Settings, page
 from .routed import RoutedMoE
@@ -100,10 +100,10 @@ def _write_method(model: Model) -> Settings:
     return {"topk_method": method, "mlp_bias": bool(mixture.shared and mixture.shared.bias)}
 
 
-def _words(*more: Key | Section, context: int) -> ConfigWords:
+def _words(*more: Entry, context: int) -> ConfigWords:
     """The words of both."""
     return words(
-        decoder(Block(LatentAttention(1), GatedMLP(1), RMSNorm()), Rotary(interleaved=True)),
+        decoder(LatentAttention(1), position=Rotary(interleaved=True)),
         Key("", "attention.scale", _scale),
         Key("", "", _turning),
         *more,
@@ -121,7 +121,7 @@ def _words(*more: Key | Section, context: int) -> ConfigWords:
 
 WORDS2 = _words(
     turned(_rotary),
-    *only(
+    only(
         rope_interleave=(True, "a DeepSeek-V2 turns pairs of neighbours"),
         scoring_func=("softmax", "a DeepSeek-V2 scores its experts by a softmax"),
         norm_topk_prob=(False, "a DeepSeek-V2 does not norm the weights of experts"),
@@ -153,7 +153,7 @@ WORDS3 = _words(
         _rotary,
         lambda position: position.get("interleaved", True),
     ),
-    *only(
+    only(
         scoring_func=("sigmoid", "a DeepSeek-V3 scores each expert by itself"),
         topk_method=("noaux_tc", "a bias corrects the scores of a DeepSeek-V3"),
     ),

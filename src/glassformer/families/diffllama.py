@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ..core.config import Block, GatedMLP, RMSNorm, Rotary
 from .decoder_pages import ATTENTION, GATED, NORMS, decoder, table, words
 from .mixers import LAMBDAS, DifferentialAttention
 from .recipe import page
 
 WORDS = words(
-    decoder(Block(DifferentialAttention(2), GatedMLP(1), RMSNorm()), Rotary()),
+    decoder(DifferentialAttention(2)),
     max_position_embeddings=2048,
     attention_bias=False,
     rms_norm_eps=(1e-5, "norm.eps last_norm.eps attention.eps"),

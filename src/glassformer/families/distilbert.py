@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core.config.model import Encoder
-from ..core.config.position import Learned
-from .bert import BLOCK
 from .encoder_pages import (
     ANSWERS,
     CHOICE,
     LABELS,
+    OURS,
     TOKENS,
-    blocks,
     embeddings,
     encoder,
     head_name,
@@ -67,30 +65,30 @@ def write_ends(model: Encoder) -> Settings:
     return {name: value for name, value in raw.items() if name not in ("", "dropout")}
 
 
-WORDS = ConfigWords(encoder(BLOCK, Learned(64)), KEYS, [Section(read_ends, write_ends)])
+WORDS = ConfigWords(encoder(), (*KEYS, Section(read_ends, write_ends)))
 _LAYER = {
-    "attention.q_lin": "attn.q",
-    "attention.k_lin": "attn.k",
-    "attention.v_lin": "attn.v",
-    "attention.out_lin": "attn.out",
-    "sa_layer_norm": "attn_norm",
-    "ffn.lin1": "ffn.up",
-    "ffn.lin2": "ffn.down",
-    "output_layer_norm": "ffn_norm",
+    "attn.q": "attention.q_lin",
+    "attn.k": "attention.k_lin",
+    "attn.v": "attention.v_lin",
+    "attn.out": "attention.out_lin",
+    "attn_norm": "sa_layer_norm",
+    "ffn.up": "ffn.lin1",
+    "ffn.down": "ffn.lin2",
+    "ffn_norm": "output_layer_norm",
 }
-NAMES = {"vocab_transform": "head.transform", "vocab_layer_norm": "head.norm"}
+NAMES = {"head.transform": "vocab_transform", "head.norm": "vocab_layer_norm"}
 PROJ, TABLE = "vocab_projector", "distilbert.embeddings.word_embeddings.weight"
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights; how the layer of labels is called depends on the head."""
-    labels = {"pre_classifier": "pool.transform", "classifier": "pool.proj"}
+    labels = {"pool.transform": "pre_classifier", "pool.proj": "classifier"}
     all_rules = (
         *embeddings("distilbert"),
-        *blocks("distilbert.transformer.layer", _LAYER),
-        *rules({**NAMES, PROJ: "head.proj", **label_layers(model, labels)}),
+        *rules(_LAYER, "distilbert.transformer.layer.{i}.", OURS),
+        *rules({**NAMES, "head.proj": PROJ, **label_layers(model, labels)}),
     )
-    unused = weight_and_bias(*NAMES, PROJ, "pre_classifier", "classifier")
+    unused = weight_and_bias(*NAMES.values(), PROJ, "pre_classifier", "classifier")
     tied = model.head is not None and model.head.tied
     copies = ((f"{PROJ}.weight", TABLE),) if tied else ()
     return Table(

@@ -8,19 +8,12 @@ from dataclasses import replace
 from ..core.config import Encoder, TokenHead, embed_dim
 from ..core.config.pool import Pool
 from .bert import KEYS, TRUNK
-from .encoder_pages import (
-    CHOICE,
-    ends,
-    head_of,
-    label_layers,
-    moved,
-    trunk,
-)
+from .encoder_pages import CHOICE, PRETRAINING, ends, head_of, label_layers, moved, trunk
 from .keys import ACTIVATIONS, ConfigWords, Section
 from .names import Table, rules
 from .recipe import ConfigReader, Settings, page
 
-DISCRIMINATOR, ENDS = "PreTraining", ends("Electra", act="gelu", words="gelu")
+ENDS = ends("Electra", act="gelu", words="gelu")
 SUMMARY = "sequence_summary.summary"
 
 
@@ -29,7 +22,7 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     width = raw.integer("embedding_size", 128)
     model = replace(model, embed=replace(model.embed, dim=None if width == model.dim else width))
     head = head_of(raw)
-    if head == DISCRIMINATOR:
+    if head == PRETRAINING:
         return replace(model, token_head=TokenHead(1, ACTIVATIONS[raw.value("hidden_act", "gelu")]))
     # words and labels have this activation whatever the blocks have; a choice says its own
     if head == CHOICE:
@@ -49,24 +42,24 @@ def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has, and of its embeddings' width."""
     raw, head = {"embedding_size": embed_dim(model)}, model.token_head
     if head is not None and head.transform is not None:
-        return {"architectures": [f"ElectraFor{DISCRIMINATOR}"], **raw}
+        return {"architectures": [f"ElectraFor{PRETRAINING}"], **raw}
     return {**ENDS.encode(model), **raw}
 
 
-WORDS = ConfigWords(TRUNK, KEYS, [Section(read_ends, write_ends)])
+WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, write_ends)))
 
 
 GENERATOR_LAYERS = {
-    "electra.embeddings_project": "encoder.project",
-    "generator_predictions.dense": "head.transform",
-    "generator_predictions.LayerNorm": "head.norm",
-    "generator_lm_head": "head.proj",
+    "encoder.project": "electra.embeddings_project",
+    "head.transform": "generator_predictions.dense",
+    "head.norm": "generator_predictions.LayerNorm",
+    "head.proj": "generator_lm_head",
 }
 DISCRIMINATOR_LAYERS = {
-    "discriminator_predictions.dense": "token_head.transform",
-    "discriminator_predictions.dense_prediction": "token_head.proj",
+    "token_head.transform": "discriminator_predictions.dense",
+    "token_head.proj": "discriminator_predictions.dense_prediction",
 }
-LABEL_LAYERS = {"classifier.dense": "pool.transform", "classifier.out_proj": "pool.proj"}
+LABEL_LAYERS = {"pool.transform": "classifier.dense", "pool.proj": "classifier.out_proj"}
 
 
 def table(model: Encoder) -> Table:

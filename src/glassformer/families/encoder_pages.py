@@ -3,20 +3,30 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.layers import Activation, Embed, Head, Init
-from ..core.config.model import Block, Encoder, Stack, stacks
+from ..core.config.layers import (
+    MLP,
+    Activation,
+    Embed,
+    FeedForward,
+    Head,
+    LayerNorm,
+    Norm,
+)
+from ..core.config.model import Attention, Block, Encoder, Mixer, Place, Stack, stacks
 from ..core.config.pool import Pool, TokenHead
-from ..core.config.position import Position
+from ..core.config.position import Learned, Position
+from .decoder_pages import INIT
 from .keys import Section
 from .names import NameRule, Names, Pairs, Table, rules
 from .recipe import ConfigReader, Settings
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
 TOKENS, ANSWERS = "TokenClassification", "QuestionAnswering"
+PRETRAINING = "PreTraining"
 
 
 def head_of(raw: ConfigReader) -> str:
@@ -24,10 +34,20 @@ def head_of(raw: ConfigReader) -> str:
     return raw.architecture("").partition("For")[2]
 
 
-def encoder(block: Block, position: Position, embed: Embed = Embed(64), **stack: Any) -> Encoder:
-    """An encoder of one such block, whose first norm is the block's, and of sizes that a file says."""
-    body = Stack(1, (block,), position, causal=False, **{"first_norm": block.norm, **stack})
-    return Encoder(64, 64, embed, body, None, Init(0.02, 0.02, "plain"))
+def encoder(
+    attention: Mixer = Attention(1, bias=True),
+    feedforward: FeedForward = MLP(1, "gelu", bias=True),
+    norm: Norm = LayerNorm(1e-12),
+    position: Position = Learned(64),
+    place: Place = "post",
+    embed: Embed = Embed(64),
+    **stack: Any,
+) -> Encoder:
+    """An encoder of one such block, whose first norm is the block's, and of sizes that a file says;
+    where nothing is given, BERT's without segments."""
+    block = Block(attention, feedforward, norm, place)
+    body = Stack(1, (block,), position, causal=False, **{"first_norm": norm, **stack})
+    return Encoder(64, 64, embed, body, None, INIT)
 
 
 # ---------------------------------------------------------------------------------- config.json, in
@@ -98,12 +118,14 @@ def head_name(model: Encoder) -> str:
 def write_heads(model: Encoder, family: str, dropout: str = "classifier_dropout") -> Settings:
     """Settings of the head that a model has, or of a bare model's pooler."""
     head = head_name(model)
-    named = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
+    raw: Settings = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
     if head == MASKED and model.head is not None:
-        return {**named, "tie_word_embeddings": model.head.tied}
-    if head:
-        return {**named, **write_labels(model, dropout)}
-    return {**named, **({"add_pooling_layer": False} if model.pool is None else {})}
+        raw["tie_word_embeddings"] = model.head.tied
+    elif head:
+        raw |= write_labels(model, dropout)
+    elif model.pool is None:
+        raw["add_pooling_layer"] = False
+    return raw
 
 
 def read_pooler(raw: ConfigReader, model: Encoder, name: str, usual: bool = True) -> Encoder:
@@ -124,19 +146,31 @@ def ends(
     words: Activation | None = None,
     dropout: str = "classifier_dropout",
     usual: float | None = None,
+    pretrained: bool = False,
 ) -> Section:
     """The head that an architecture names, or the ``pooler`` of a bare model.
 
     ``act`` and ``words`` as ``read_heads`` has them; ``dropout``: the word of that before labels, and
-    its ``usual`` value, None: the stack's.
+    its ``usual`` value, None: the stack's. ``pretrained``: a head over the vocabulary may stand beside
+    the two labels of a pair, with a dropout before them where there is a ``usual`` one.
     """
 
     def decode(raw: ConfigReader, model: Encoder) -> Encoder:
         share = raw.number(dropout, model.encoder.dropout if usual is None else usual, most=0.99)
+        if pretrained and head_of(raw) == PRETRAINING:
+            pool = Pool("first", act, 2, 0.0 if usual is None else share)
+            return replace(model, head=tied_head(raw, model, words), pool=pool)
         model = read_heads(raw, model, act, words, share)
         return read_pooler(raw, model, pooler) if pooler else model
 
-    return Section(decode, lambda model: write_heads(model, family, dropout))
+    def encode(model: Encoder) -> Settings:
+        raw = write_heads(model, family, dropout)
+        if pretrained and model.head is not None and model.pool is not None:
+            raw["architectures"] = [f"{family}For{PRETRAINING}"]
+            raw |= {} if usual is None else {dropout: model.pool.dropout}
+        return raw
+
+    return Section(decode, encode)
 
 
 # ------------------------------------------------------------------------------------ weight names
@@ -147,51 +181,46 @@ def weight_and_bias(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}.{suffix}" for name in names for suffix in ("weight", "bias"))
 
 
-def tags(head: TokenHead) -> str:
-    """Name of the layer that gives tokens their labels."""
-    return "qa_outputs" if head.span else "classifier"
-
-
 def label_layers(model: Encoder, pool: Names) -> Names:
     """The layers of labels: those of each token, or of the ``pool``."""
     head = model.token_head
-    return pool if head is None else {tags(head): "token_head.proj"}
+    return (
+        pool if head is None else {"token_head.proj": "qa_outputs" if head.span else "classifier"}
+    )
 
 
 # how the first files call the weights of a LayerNorm
 OLDER_NORMS: Pairs = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 LAYER = {
-    "attention.self.query": "attn.q",
-    "attention.self.key": "attn.k",
-    "attention.self.value": "attn.v",
-    "attention.output.dense": "attn.out",
-    "attention.output.LayerNorm": "attn_norm",
-    "intermediate.dense": "ffn.up",
-    "output.dense": "ffn.down",
-    "output.LayerNorm": "ffn_norm",
+    "attn.q": "attention.self.query",
+    "attn.k": "attention.self.key",
+    "attn.v": "attention.self.value",
+    "attn.out": "attention.output.dense",
+    "attn_norm": "attention.output.LayerNorm",
+    "ffn.up": "intermediate.dense",
+    "ffn.down": "output.dense",
+    "ffn_norm": "output.LayerNorm",
 }
-
-
-def blocks(layer: str, names: Names) -> tuple[NameRule, ...]:
-    """The rules of the layers of each block, the file's below ``layer``."""
-    return rules({f"{layer}.{{i}}.{a}": f"encoder.blocks.{{i}}.{b}" for a, b in names.items()})
+OURS = "encoder.blocks.{i}."
 
 
 def embeddings(
     name: str, norm: str = "LayerNorm", position: str = "encoder.position"
-) -> Iterator[NameRule]:
+) -> tuple[NameRule, ...]:
     """The rules of the tables below ``name``, which all encoders of BERT's kind call the same."""
-    tables = {"word": "embed.token", "position": position, "token_type": "embed.segment"}
-    for file_name, param_name in tables.items():
-        yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
-    yield from rules({f"{name}.embeddings.{norm}": "encoder.first_norm"})
+    tables = {
+        "embed.token": "word_embeddings",
+        position: "position_embeddings",
+        "embed.segment": "token_type_embeddings",
+        "encoder.first_norm": norm,
+    }
+    return rules(tables, f"{name}.embeddings.")
 
 
-def trunk(name: str, layer: Names = LAYER, **tables: str) -> Iterator[NameRule]:
+def trunk(name: str, layer: Names = LAYER, **tables: str) -> tuple[NameRule, ...]:
     """The rules of what BERT and its kin share, all below ``name``; ``layer`` names those of a
     block, ``tables`` what ``embeddings`` are called."""
-    yield from embeddings(name, **tables)
-    yield from blocks(f"{name}.encoder.layer", layer)
+    return (*embeddings(name, **tables), *rules(layer, f"{name}.encoder.layer.{{i}}.", OURS))
 
 
 def table(
@@ -217,7 +246,7 @@ def table(
     unused = (*weight_and_bias(*unread, *layers, f"{words}.decoder"), bias)
     if model.head is not None and not tied:
         bias = f"{words}.{untied}"
-    named = zip(layers, ("head.transform", "head.norm"), strict=True)
+    named = zip(("head.transform", "head.norm"), layers, strict=True)
     return Table(
         (
             *inside,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.layers import MLP, LayerNorm
-from ..core.config.model import Attention, Block, Encoder, stacks
+from ..core.config.layers import LayerNorm
+from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from . import roberta
 from .bert import SHARED
@@ -49,21 +49,19 @@ def write_layers(model: Encoder) -> Settings:
     }
 
 
-BLOCK = Block(Attention(1, bias=True), MLP(1, "gelu", bias=True), LayerNorm())
+NORM = LayerNorm()
 WORDS = ConfigWords(
-    encoder(BLOCK, StoredRotary(), first_norm=None, last_norm=BLOCK.norm),
+    encoder(norm=NORM, position=StoredRotary(), place="pre", first_norm=None, last_norm=NORM),
     revise(
         SHARED,
-        *only(
+        only(
             is_folding_model=(False, "a folding model is more than an encoder"),
         ),
         Key("", "context", roberta.read_length),
-        without="hidden_act type_vocab_size max_position_embeddings",
-    ),
-    [
         Section(read_layers, write_layers),
         roberta.with_head("Esm", "esm"),
-    ],
+        without="hidden_act type_vocab_size max_position_embeddings",
+    ),
 )
 
 _STORED = "rotary_embeddings.inv_freq"
@@ -76,9 +74,8 @@ _RENAMED = (
 
 def table(model: Encoder) -> Table:
     """The names of the weights; what predicts contacts from attention is passed over."""
-    layer = {**LAYER, "attention.LayerNorm": "attn_norm", "LayerNorm": "ffn_norm"}
-    del layer["attention.output.LayerNorm"], layer["output.LayerNorm"]
-    ends = {"esm.encoder.emb_layer_norm_after": "encoder.last_norm"}
+    layer = {**LAYER, "attn_norm": "attention.LayerNorm", "ffn_norm": "LayerNorm"}
+    ends = {"encoder.last_norm": "esm.encoder.emb_layer_norm_after"}
     stored = NameRule(f"esm.{_STORED}", "encoder.position.inv_freq")
     # published beside rotary positions
     unread = ("esm.contact_head.regression", "esm.embeddings.position_embeddings")

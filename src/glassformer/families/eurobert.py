@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config.layers import Head
-from ..core.config.model import Encoder
+from ..core.config.layers import GatedMLP, Head, RMSNorm
+from ..core.config.model import Attention, Encoder
 from ..core.config.pool import TokenHead
 from ..core.config.position import Rotary
 from ..core.errors import need
 from . import decoder_pages
-from .decoder_pages import ATTENTION, GATED, LLAMA_BLOCK, NORMS, words, write_rope_table
+from .decoder_pages import ATTENTION, GATED, NORMS, words, write_rope_table
 from .encoder_pages import MASKED, TOKENS, encoder, head_name, head_of, read_labels, write_labels
 from .keys import Section, only
 from .recipe import ConfigReader, Settings, page
+
+NORM = RMSNorm()
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
@@ -32,7 +34,7 @@ def write_ends(model: Encoder) -> Settings:
     raw = {
         "architectures": [f"EuroBertFor{head}" if head else "EuroBertModel"],
         "pad_token_id": None,  # a tokenizer's follows, where there is one
-        **write_rope_table(model, theta_first=True),
+        **write_rope_table(model),
     }
     if model.token_head is not None:
         return {**raw, "id2label": write_labels(model)["id2label"]}
@@ -40,8 +42,8 @@ def write_ends(model: Encoder) -> Settings:
 
 
 WORDS = words(
-    encoder(LLAMA_BLOCK, Rotary(), first_norm=None, last_norm=LLAMA_BLOCK.norm),
-    *only(
+    encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", first_norm=None, last_norm=NORM),
+    only(
         pretraining_tp=(1, "matrices lie in one piece here"),
     ),
     rope=Section(read_ends, write_ends),
@@ -61,7 +63,7 @@ EUROBERT = page(
         GATED,
         NORMS,
         side="encoder",
-        outside={"classifier": "token_head.proj"},
+        outside={"token_head.proj": "classifier"},
         ignore=(),
     ),
 )

@@ -3,13 +3,7 @@ and the fourth knows no positions."""
 
 from __future__ import annotations
 
-from ..core.config import (
-    Attention,
-    Block,
-    GatedMLP,
-    RMSNorm,
-    Rotary,
-)
+from ..core.config import Attention, RMSNorm
 from .decoder_pages import (
     ATTENTION,
     GATED,
@@ -23,9 +17,7 @@ from .decoder_pages import (
 from .recipe import page
 
 WORDS = words(
-    decoder(
-        Block(Attention(1, qk_norm=RMSNorm()), GatedMLP(1), RMSNorm(), place="output"), Rotary()
-    ),
+    decoder(Attention(1, qk_norm=RMSNorm()), place="output"),
     # beside windows, what sees everything has no positions
     windows(word="sliding_window_pattern", still=True, optional=True),
     max_position_embeddings=2048,

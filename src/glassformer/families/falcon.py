@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import MLP, Attention, Block, Decoder, LayerNorm, Model, Place, Rotary
+from ..core.config import MLP, Decoder, LayerNorm, Model, Place
 from ..core.errors import need
 from . import gpt2
-from .decoder_pages import blocks_of, decoder, first_block, joint, with_blocks, words
+from .decoder_pages import QKV, blocks_of, decoder, first_block, with_blocks, words
 from .keys import Section, only
 from .names import Table
 from .recipe import ConfigReader, Settings, page
@@ -65,8 +65,8 @@ def _groups(model: Model) -> bool:
 
 
 WORDS = words(
-    decoder(Block(Attention(1), MLP(1), LayerNorm()), Rotary()),
-    *only(
+    decoder(feedforward=MLP(1), norm=LayerNorm()),
+    only(
         alibi=(False, "Falcon's ALiBi is divided by the root of the head's width"),
     ),
     gpt2.wide("hidden_size", "ffn_hidden_size"),
@@ -92,7 +92,8 @@ def weights(model: Model) -> Table:
             "attn.out": "self_attention.dense",
         },
         token="word_embeddings",
-        more=joint("self_attention.query_key_value", layer=gpt2.THEIRS, groups=_kv_heads(model)),
+        fused={QKV: "self_attention.query_key_value"},
+        groups=_kv_heads(model),
     )
 
 

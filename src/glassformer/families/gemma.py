@@ -6,7 +6,7 @@ a window only.
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
+from ..core.config import RMSNorm
 from .decoder_pages import ATTENTION, GATED, LLAMA_TABLE, decoder, table, windows, words
 from .keys import ACTIVATIONS, Key, act_name, key, nullable, only
 from .recipe import page
@@ -15,7 +15,7 @@ NORM = RMSNorm(1e-6, offset=1.0)
 
 
 SHARED = (
-    *only(
+    only(
         use_bidirectional_attention=(False, "a decoder here sees what came before"),
     ),
     Key("", "embed.scale", lambda raw: raw.integer("hidden_size") ** 0.5),
@@ -23,7 +23,7 @@ SHARED = (
 )
 ACTS = {**ACTIVATIONS, "gelu": "gelu_tanh"}  # has always meant the approximation
 WORDS = words(
-    decoder(Block(Attention(1), GatedMLP(1), NORM), Rotary()),
+    decoder(norm=NORM),
     Key(
         "hidden_act",
         "feedforward.act",
@@ -43,7 +43,7 @@ QUERY_SCALE = Key(
     lambda scale: round(scale**-2),
 )
 WORDS2 = words(
-    decoder(Block(Attention(1), GatedMLP(1), NORM, place="sandwich"), Rotary()),
+    decoder(norm=NORM, place="sandwich"),
     key("hidden_activation hidden_act", "gelu_pytorch_tanh"),
     *SHARED,
     QUERY_SCALE,

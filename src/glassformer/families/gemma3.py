@@ -3,7 +3,7 @@ window and turn faster."""
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, GatedMLP, Rotary
+from ..core.config import Attention, Rotary
 from . import gemma
 from .decoder_pages import (
     ATTENTION,
@@ -26,22 +26,20 @@ LOCAL, GLOBAL = 10_000.0, 1_000_000.0  # theta of blocks with a window, and of t
 
 def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     """The schemes of blocks with a window and of the others."""
-    if raw.inside("rope_parameters") is not None:
-        return read_schemes(raw, LOCAL, GLOBAL)
-    local = raw.number("rope_local_base_freq", LOCAL, least=1.0)
-    return Rotary(local), read_rotary(raw, GLOBAL)
+    schemes = read_schemes(raw, LOCAL, GLOBAL)
+    return schemes or (
+        Rotary(raw.number("rope_local_base_freq", LOCAL, least=1.0)),
+        read_rotary(raw, GLOBAL),
+    )
 
 
 WORDS = words(
-    decoder(
-        Block(Attention(1, qk_norm=gemma.NORM), GatedMLP(1), gemma.NORM, place="sandwich"),
-        Rotary(),
-    ),
+    decoder(Attention(1, qk_norm=gemma.NORM), norm=gemma.NORM, place="sandwich"),
     key("hidden_activation", "gelu_pytorch_tanh"),
     *gemma.SHARED,
     gemma.QUERY_SCALE,
     key("final_logit_softcapping", None, "head.softcap"),
-    *only(
+    only(
         attn_logit_softcapping=(None, "no Gemma 3 caps its scores"),
     ),
     turned(lambda raw: _positions(raw)[1]),

@@ -3,11 +3,20 @@ docs/decisions.md)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ..core.config.layers import Embed, GatedMLP, Head, Init, RMSNorm
-from ..core.config.model import Attention, Block, Decoder, Encoder, EncoderDecoder, Stack
+from ..core.config.model import (
+    Attention,
+    Block,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    Model,
+    Stack,
+)
 from ..core.config.position import Rotary
 from .pair_pages import pair
 from .recipe import page
@@ -36,9 +45,10 @@ def glass(
     return Decoder(dim, context, embed, stack, HEAD, INIT)
 
 
-def in_qwen3_shape(model: Decoder) -> Decoder:
+def glass_qwen3(**sizes: Any) -> Decoder:
     """A glass decoder that Qwen3's layout holds: norms have gains, none stands before the blocks,
     logits are not capped, and the embedding reads one token."""
+    model = glass(**sizes)
     stack: Any = model.decoder
     (block,), norm = stack.pattern, RMSNorm()
     pattern = (replace(block, norm=norm),)
@@ -76,22 +86,17 @@ def glass_encoder(
     return Encoder(dim, context, Embed(vocab, segments=2), stack, HEAD, INIT)
 
 
-DECODERS = {  # a training run sets the vocabulary to its tokenizer's
-    "1m": glass(128, 4, 4, 256, 256),
-    "200k": glass(64, 4, 4, 128, 256),
-    "4m": glass(192, 6, 6, 256, 4096),
-    "10m": glass(320, 6, 5, 512, 4096),
-    "30m": glass(512, 8, 8, 1024, 8192),
-    "160m": glass(768, 12, 12, 1024, 50_304, previous_token_embeddings=0),
-    "400m": glass(1024, 24, 16, 2048, 50_304, previous_token_embeddings=0),
-    "1b": glass(2048, 18, 16, 2048, 50_304, previous_token_embeddings=0),
+SHAPES: dict[str, Callable[..., Model]] = {
+    "decoder": glass,
+    "qwen3": glass_qwen3,
+    "pair": glass_pair,
+    "encoder": glass_encoder,
 }
-GLASS = page(
-    "glass",
-    sizes={
-        **DECODERS,
-        **{f"{size}-qwen3": in_qwen3_shape(model) for size, model in DECODERS.items()},
-        "pair-3m": glass_pair(128, 4, 4, 192, 64, 10_000, dropout=0.2),
-        "encoder-1m": glass_encoder(128, 4, 4, 128, 256, dropout=0.1),
-    },
-)
+
+
+def shaped(shape: str, **sizes: Any) -> Model:
+    """The model of a shape, of these sizes; a training run sets the vocabulary to its tokenizer's."""
+    return SHAPES[shape](**sizes)
+
+
+GLASS = page("glass", make=shaped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
+from ..core.config import Attention, GatedMLP, RMSNorm
 from . import mixtures
 from .decoder_pages import ATTENTION, QK_NORMS, decoder, rotary, words
 from .phi import qk_norm
@@ -13,7 +13,7 @@ MIXTURE = RoutedMoE(128, 8, GatedMLP(1408), shared=GatedMLP(1408))
 
 
 WORDS = words(
-    decoder(Block(Attention(1, bias=True, out_bias=False), GatedMLP(1), RMSNorm()), Rotary()),
+    decoder(Attention(1, bias=True, out_bias=False)),
     qk_norm("use_qk_norm", RMSNorm, "rms_norm_eps"),
     rotary(fraction=0.5),
     mixtures.routed("glm4_moe", MIXTURE, 1),

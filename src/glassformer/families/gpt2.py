@@ -15,7 +15,7 @@ from ..core.config import (
 )
 from ..core.errors import need
 from . import decoder_pages
-from .decoder_pages import GPT2_BLOCK, first_block, joint
+from .decoder_pages import GPT2_LAYERS, QKV, first_block
 from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
 from .names import Names, Table
 from .recipe import ConfigReader, Settings, page
@@ -80,11 +80,11 @@ def _write_bias(model: Model) -> Settings:
     return {} if getattr(first_block(model).attention, "bias", True) else {"bias": False}
 
 
-SHAPE = decoder_pages.decoder(GPT2_BLOCK, Learned(64))
+SHAPE = decoder_pages.decoder(*GPT2_LAYERS, Learned(64))
 WORDS = words(
     replace(SHAPE, init=Init()),
-    *ATTENTION,
-    *only(
+    ATTENTION,
+    only(
         scale_attn_by_inverse_layer_idx=(False, "no attention here scales by its layer"),
     ),
     Key("", _BIASES, lambda raw: raw.flag("bias", True)),
@@ -129,7 +129,7 @@ def table(
     **more: Any,
 ) -> Table:
     """``decoders.table`` in GPT-2's names."""
-    outside = {f"{prefix}wpe": "decoder.position", f"{prefix}{first_norm}": "decoder.first_norm"}
+    outside = {"decoder.position": f"{prefix}wpe", "decoder.first_norm": f"{prefix}{first_norm}"}
     return decoder_pages.table(
         *layers,
         layer=layer,
@@ -142,6 +142,6 @@ def table(
     )
 
 
-TABLE = table(NORMS, turned=MATRICES, more=joint("attn.c_attn", layer=THEIRS, transpose=True))
+TABLE = table(NORMS, turned={QKV: "attn.c_attn", **MATRICES})
 
 GPT2 = page("gpt2", words=WORDS, weights=TABLE, layout=layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.config import Model
 from ..core.errors import need
 from . import gpt2
-from .decoder_pages import first_block, joint
+from .decoder_pages import QKV, first_block
 from .keys import Key, Section, only
 from .names import Table
 from .recipe import Settings, page
@@ -29,8 +29,8 @@ def _write_heads(model: Model) -> Settings:
 
 WORDS = gpt2.words(
     gpt2.SHAPE,
-    *gpt2.ATTENTION,
-    *only(
+    gpt2.ATTENTION,
+    only(
         attention_softmax_in_fp32=(True, _WIDE),
         scale_attention_softmax_in_fp32=(True, _WIDE),
     ),
@@ -45,10 +45,8 @@ WORDS = gpt2.words(
 def weights(model: Model) -> Table:
     """The table of the model's weights: where each head has keys of its own, it has all three."""
     axes = "" if _shares(model) else "(h 3 d) c -> (3 h d) c"
-    fused = joint(
-        "attn.c_attn", layer=gpt2.THEIRS, axes=axes, heads=first_block(model).attention.heads
-    )
-    return gpt2.table(gpt2.NORMS, gpt2.MATRICES, more=fused)
+    heads = first_block(model).attention.heads
+    return gpt2.table(gpt2.NORMS, gpt2.MATRICES, fused={QKV: "attn.c_attn"}, axes=axes, heads=heads)
 
 
 GPT_BIGCODE = page("gpt_bigcode", words=WORDS, weights=weights)

@@ -9,7 +9,6 @@ from typing import Any
 from ..core.config import (
     MLP,
     Attention,
-    Block,
     LayerNorm,
     Learned,
     Window,
@@ -51,9 +50,7 @@ def _write_kinds(slide: Sequence[bool]) -> Settings:
 
 
 WORDS = gpt2.words(
-    decoder(
-        Block(Attention(1, out_bias=True, scale=1.0), MLP(1, bias=True), LayerNorm()), Learned(64)
-    ),
+    decoder(Attention(1, out_bias=True, scale=1.0), MLP(1, bias=True), LayerNorm(), Learned(64)),
     gpt2.wide("hidden_size", "intermediate_size"),
     gpt2.length("max_position_embeddings", 2048),
     variant("attention.mask", Window(256), LayerChoice(_slide, _write_kinds), window_size="size"),

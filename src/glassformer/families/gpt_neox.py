@@ -8,11 +8,11 @@ from ..core.config import Model, Rotary
 from ..core.errors import need
 from . import gpt2
 from .decoder_pages import (
-    GPT2_BLOCK,
+    GPT2_LAYERS,
     NORMS,
+    QKV,
     decoder,
     first_block,
-    joint,
     read_rotary,
     stack,
     turned,
@@ -42,7 +42,7 @@ def _write_position(model: Model) -> Settings:
 
 
 WORDS = words(
-    decoder(GPT2_BLOCK, Rotary()),
+    decoder(*GPT2_LAYERS),
     Key(
         "use_parallel_residual",
         "place",
@@ -58,27 +58,22 @@ WORDS = words(
     layer_norm_eps=1e-5,
     attention_bias=True,
 )
-LAYER = "gpt_neox.layers.{i}"
 
 
 def weights(model: Model) -> Table:
     """The table of the model's weights: each head's queries, keys and values lie side by side."""
-    fused = joint(
-        "attention.query_key_value",
-        layer=LAYER,
-        axes="(h 3 d) c -> (3 h d) c",
-        heads=first_block(model).attention.heads,
-    )
     return gpt2.table(
         NORMS,
         gpt2.DENSE,
         {"attn.out": "attention.dense"},
-        layer=LAYER,
+        layer="gpt_neox.layers.{i}",
         token="embed_in",
         last_norm="final_layer_norm",
         prefix="gpt_neox.",
         head="embed_out",
-        more=fused,
+        fused={QKV: "attention.query_key_value"},
+        axes="(h 3 d) c -> (3 h d) c",
+        heads=first_block(model).attention.heads,
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import Block, GatedMLP, RMSNorm, Rotary, YarnScaling
+from ..core.config import GatedMLP, Rotary, YarnScaling
 from .decoder_pages import (
     ATTENTION,
-    GATE_UP,
     NORMS,
     OURS,
     ROPE_TABLE,
@@ -35,7 +34,7 @@ def _positions(raw: ConfigReader) -> Rotary:
 
 
 WORDS = words(
-    decoder(Block(SinkAttention(1, bias=True), MIXTURE, RMSNorm()), YARN),
+    decoder(SinkAttention(1, bias=True), MIXTURE, position=YARN),
     turned(_positions),
     windows(default=128, every=2, required=False),
     rope=ROPE_TABLE,
@@ -51,8 +50,6 @@ WORDS = words(
     router_aux_loss_coef=0.001,
 )
 
-_EXPERTS, _FFN = f"{THEIRS}.mlp.experts", f"{OURS}.ffn"
-
 GPT_OSS = page(
     "gpt_oss",
     words=WORDS,
@@ -64,19 +61,10 @@ GPT_OSS = page(
             "attn.sinks": "self_attn.sinks",
             "ffn.down_bias": "mlp.experts.down_proj_bias",
         },
-        more=(
-            # gate and up take turns
-            NameRule(
-                f"{_EXPERTS}.gate_up_proj",
-                GATE_UP,
-                axes="e c (d 2) -> (2 e) d c",
-            ),
-            NameRule(
-                f"{_EXPERTS}.gate_up_proj_bias",
-                (f"{_FFN}.gate_bias", f"{_FFN}.up_bias"),
-                axes="e (d 2) -> (2 e) d",
-            ),
-            NameRule(f"{_EXPERTS}.down_proj", f"{_FFN}.down", transpose=True),
-        ),
+        # gate and up take turns
+        fused={"ffn.gate ffn.up": "mlp.experts.gate_up_proj"},
+        ends=("", "_bias"),
+        axes="e c (d 2) -> (2 e) d c",
+        more=(NameRule(f"{THEIRS}.mlp.experts.down_proj", f"{OURS}.ffn.down", transpose=True),),
     ),
 )

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import MLP, Attention, Block, Head, LayerNorm, Model, Rotary
+from ..core.config import MLP, Attention, Head, LayerNorm, Model, Rotary
 from ..core.errors import need
 from . import gpt2
-from .decoder_pages import attention, decoder, first_block, joint, stack
+from .decoder_pages import attention, decoder, first_block, stack
 from .keys import MOST_HEADS, Key, Section
 from .recipe import ConfigReader, Settings, page
 
@@ -31,9 +31,12 @@ def _write_turned(model: Model) -> Settings:
 
 WORDS = gpt2.words(
     decoder(
-        Block(Attention(1), MLP(1, bias=True), LayerNorm(), place="parallel"),
+        Attention(1),
+        MLP(1, bias=True),
+        LayerNorm(),
         Rotary(interleaved=True),
         Head(tied=False, bias=True),
+        "parallel",
     ),
     Key("", "position.fraction", _fraction),
     gpt2.length(context=2048),
@@ -59,16 +62,12 @@ def _pieces(raw: ConfigReader) -> None:
 
 CODEGEN = page(
     "codegen",
-    words=replace(WORDS, keys=(Key("", "", _pieces), *WORDS.keys)),
+    words=replace(WORDS, entries=(Key("", "", _pieces), *WORDS.entries)),
     weights=gpt2.table(
         LAYERS,
         {"attn.out": "attn.out_proj"},
         # four pieces, each with its queries, values and keys
-        more=joint(
-            "attn.qkv_proj",
-            "attn.q attn.v attn.k",
-            layer=gpt2.THEIRS,
-            axes="(4 3 d) c -> (3 4 d) c",
-        ),
+        fused={"attn.q attn.v attn.k": "attn.qkv_proj"},
+        axes="(4 3 d) c -> (3 4 d) c",
     ),
 )

@@ -3,7 +3,7 @@ logits."""
 
 from __future__ import annotations
 
-from .decoder_pages import LLAMA_SHAPE, LLAMA_TABLE, words
+from .decoder_pages import LLAMA_TABLE, decoder, words
 from .keys import Key, keys
 from .recipe import page
 
@@ -20,7 +20,7 @@ MULTIPLIERS = keys(
     ),
 )
 WORDS = words(
-    LLAMA_SHAPE,
+    decoder(),
     *MULTIPLIERS,
     max_position_embeddings=2048,
     mlp_bias=False,

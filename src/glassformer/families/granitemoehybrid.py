@@ -13,14 +13,10 @@ from ..core.config import (
 from . import granite, mamba2
 from .decoder_pages import (
     ATTENTION,
-    GATE_UP,
-    LLAMA_BLOCK,
     NORMS,
-    THEIRS,
     LayerChoice,
     counted,
     decoder,
-    joint,
     listed,
     read_rotary,
     table,
@@ -29,7 +25,7 @@ from .decoder_pages import (
 )
 from .keys import MOST_HEADS, Key
 from .mixers import Mamba2
-from .names import NameRule, under
+from .names import under
 from .recipe import ConfigReader, page
 
 
@@ -50,9 +46,9 @@ def _head_dim(raw: ConfigReader) -> Any:
 _KINDS = ("linear_attention", "full_attention")
 MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
 WORDS = words(
-    decoder(LLAMA_BLOCK, NoPosition()),
+    decoder(position=NoPosition()),
     *granite.MULTIPLIERS,
-    *mamba2.SILU,
+    mamba2.SILU,
     mamba2.UNLIMITED,
     mamba2.HEAD_DIM,
     Key(
@@ -92,31 +88,27 @@ WORDS = words(
 )
 
 # a block without a mixture has this network alone
-SHARED = (
-    *joint("shared_mlp.input_linear", "ffn.gate ffn.up"),
-    *joint("shared_mlp.output_linear", "ffn.down"),
-    *joint("shared_mlp.input_linear", "ffn.shared.gate ffn.shared.up"),
-    *joint("shared_mlp.output_linear", "ffn.shared.down"),
-)
+SHARED = {
+    "ffn.gate ffn.up": "shared_mlp.input_linear",
+    "ffn.down": "shared_mlp.output_linear",
+    "ffn.shared.gate ffn.shared.up": "shared_mlp.input_linear",
+    "ffn.shared.down": "shared_mlp.output_linear",
+}
 GRANITEMOEHYBRID = page(
     "granitemoehybrid",
     words=WORDS,
     weights=table(
         ATTENTION,
         NORMS,
+        SHARED,
         {"ffn.router": "block_sparse_moe.router.layer"},
         under("mamba", mamba2.LAYERS),
         tables={
             **under("mamba", mamba2.TABLES),
             "ffn.down": "block_sparse_moe.output_linear.weight",
         },
-        more=(
-            *SHARED,
-            NameRule(
-                f"{THEIRS}.block_sparse_moe.input_linear.weight",
-                GATE_UP,
-                axes="e (2 d) c -> (2 e) d c",
-            ),
-        ),
+        fused={"ffn.gate ffn.up": "block_sparse_moe.input_linear.weight"},
+        ends=("",),
+        axes="e (2 d) c -> (2 e) d c",
     ),
 )

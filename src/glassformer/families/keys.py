@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from ..core import config
 from ..core.config import serial
@@ -96,6 +96,21 @@ class Key:
     write: Callable[[Any], Any] = lambda value: value
 
 
+@dataclass(frozen=True)
+class Section:
+    """A thing that a table of keys cannot say of a config.json: ``decode`` puts it into a model,
+    ``encode`` writes it."""
+
+    names = places = ""
+
+    decode: Callable[[ConfigReader, Any], Any] = lambda raw, model: model
+    encode: Callable[[Any], Settings] = lambda model: {}
+
+
+Entry: TypeAlias = Key | Section
+E = TypeVar("E", Key, Section)
+
+
 def key(names: str, default: Any = MISSING, places: str = "") -> Key:
     """The key of a word whose place says what it may be; ``places`` where a family's differ."""
     name = names.split()[0]
@@ -146,13 +161,14 @@ def act_name(act: str) -> str:
     return names[act]  # type: ignore[index]
 
 
-def only(**words: tuple[Any, str]) -> tuple[Key, ...]:
+def only(**words: tuple[Any, str]) -> Key:
     """Nothing of ours: a word that is not as here is refused for its reason."""
 
-    def entry(word: str, allowed: Any, reason: str) -> Key:
-        return Key("", "", lambda raw: raw.only(word, allowed, reason))
+    def check(raw: ConfigReader) -> None:
+        for word, terms in words.items():
+            raw.only(word, *terms)
 
-    return tuple(entry(word, *terms) for word, terms in words.items())
+    return Key("", "", check)
 
 
 def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:
@@ -171,9 +187,9 @@ def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:
 
 
 def revise(
-    shared: Sequence[Key], *more: Key, without: str = "", needed: str = "", **words: Any
-) -> tuple[Key, ...]:
-    """The keys ``shared`` but for those of the words ``without``, and a family's: each takes the
+    shared: Sequence[Entry], *more: Entry, without: str = "", needed: str = "", **words: Any
+) -> tuple[Entry, ...]:
+    """The entries ``shared`` but for those of the words ``without``, and a family's: each takes the
     place of the one that fills the same place of our config."""
     shared_entries = (entry for entry in shared if entry.names not in without.split())
     entries = (*shared_entries, *keys(needed, **words), *more)
@@ -192,25 +208,15 @@ def layer_keys(template: Any, **places: str | Key) -> tuple[Key, ...]:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A thing that a table of keys cannot say of a config.json: ``decode`` puts it into a model,
-    ``encode`` writes it."""
-
-    decode: Callable[[ConfigReader, Any], Any] = lambda raw, model: model
-    encode: Callable[[Any], Settings] = lambda model: {}
-
-
-@dataclass(frozen=True)
 class ConfigWords:
-    """A family's config.json both ways: a model that the keys change, then section by section.
+    """A family's config.json both ways: a model that all keys change at once, then section by section.
 
     ``defaults`` are words that a file may lack, ``older`` the words of older files and what they are
     called now.
     """
 
     template: Any
-    keys: Sequence[Key]
-    sections: Sequence[Section] = ()
+    entries: Sequence[Entry]
     defaults: Settings = field(default_factory=Settings)
     older: Mapping[str, str] = field(default_factory=Settings)
 
@@ -218,10 +224,13 @@ class ConfigWords:
         """The config.json as our config."""
         named = {now: raw.table[word] for word, now in self.older.items() if word in raw.table}
         raw = replace(raw, table={**self.defaults, **named, **raw.table})
-        model = read_keys(raw, self.template, self.keys)
-        for section in self.sections:
+        model = read_keys(raw, self.template, self._each(Key))
+        for section in self._each(Section):
             model = section.decode(raw, model)
         return model
+
+    def _each(self, kind: type[E]) -> list[E]:
+        return [entry for entry in self.entries if isinstance(entry, kind)]
 
     def model(self, **words: Any) -> Any:
         """The config of a config.json with these words."""
@@ -229,8 +238,8 @@ class ConfigWords:
 
     def encode(self, model: Any) -> Settings:
         """Our config as a config.json, as far as that can say it."""
-        raw = write_keys(model, self.keys)
-        for section in self.sections:
+        raw = write_keys(model, self._each(Key))
+        for section in self._each(Section):
             raw |= section.encode(model)
         return raw
 

@@ -6,9 +6,9 @@ do. Here ``global_tokens``, a word of our own, makes the first tokens of each so
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from ..core.config import serial
 from ..core.config.mask import Window
 from ..core.config.model import Model, stacks
 from ..core.config.position import Learned
@@ -35,9 +35,8 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
     count = raw.value("global_tokens", 0)
     raw.must(type(count) is int and count >= 0, "global_tokens", "0 or more")
     block = model.encoder.pattern[0]
-    masks = [mask_of(window, count) for window in windows]
-    blocks = [with_layer(block, "attention.mask", mask) for mask in masks]
-    return replace(model, encoder=replace(model.encoder, pattern=tile(blocks)))
+    blocks = [with_layer(block, "attention.mask", mask_of(window, count)) for window in windows]
+    return serial.change(model, {"encoder.pattern": tile(blocks)})
 
 
 def write_windows(model: Model) -> Settings:
@@ -52,30 +51,24 @@ def write_windows(model: Model) -> Settings:
 
 
 BART: Any = bart.words(bart.TABLE, place="post", normed=True, first=2)
-_block = BART.template.encoder.pattern[0]
-_attention: Any = LongformerAttention(1, bias=True, mask=mask_of(2, 1))
 WORDS = ConfigWords(
-    replace(
+    serial.change(
         BART.template,
-        encoder=replace(
-            BART.template.encoder,
-            pattern=(replace(_block, attention=_attention),),
-            position=Learned(64),
-        ),
-        decoder=replace(BART.template.decoder, position=SideTable(64)),
+        {
+            "encoder.pattern.attention": LongformerAttention(1, bias=True, mask=mask_of(2, 1)),
+            "encoder.position": Learned(64),
+            "decoder.position": SideTable(64),
+        },
     ),
     revise(
-        BART.keys,
+        BART.entries,
+        Section(read_windows, write_windows),
+        # a tokenizer's follows, where there is one; theirs fills windows with it
+        Section(encode=lambda model: {"pad_token_id": 1}),
         max_encoder_position_embeddings=(16_384, "context encoder.position.length"),
         max_decoder_position_embeddings=(1024, "decoder.position.length"),
         without="max_position_embeddings scale_embedding",
     ),
-    [
-        *BART.sections,
-        Section(read_windows, write_windows),
-        # a tokenizer's follows, where there is one; theirs fills windows with it
-        Section(encode=lambda model: {"pad_token_id": 1}),
-    ],
 )
 _CONTENT = {"attn.q": "query", "attn.k": "key", "attn.v": "value"}
 ENCODER = {

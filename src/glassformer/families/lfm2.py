@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
+from ..core.config import Attention, RMSNorm
 from .decoder_pages import (
     attention,
     decoder,
@@ -49,7 +49,7 @@ def _write_kinds(convolves: Sequence[bool]) -> Settings:
 
 _KINDS = listed("conv", "full_attention", _convolves)
 WORDS = words(
-    decoder(Block(Attention(1, qk_norm=RMSNorm()), GatedMLP(1), RMSNorm()), Rotary()),
+    decoder(Attention(1, qk_norm=RMSNorm())),
     Key("intermediate_size", "feedforward.hidden", _hidden),
     Key("tie_word_embeddings", "head.tied", _tied),
     rotary(1e6),

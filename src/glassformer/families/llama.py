@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .decoder_pages import LLAMA_SHAPE, LLAMA_TABLE, words
+from .decoder_pages import LLAMA_TABLE, decoder, words
 from .recipe import page
 
 WORDS = words(
-    LLAMA_SHAPE,
+    decoder(),
     even="llama",
     max_position_embeddings=2048,
     attention_bias=False,

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..core.config import (
     Attention,
-    Block,
     Chunk,
     Decoder,
     Full,
@@ -20,7 +19,6 @@ from ..core.config import (
 )
 from .decoder_pages import (
     ATTENTION,
-    GATE_UP,
     NORMS,
     OURS,
     PROJECTIONS,
@@ -116,8 +114,8 @@ def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
 
 
 WORDS = words(
-    decoder(Block(Attention(1, qk_norm=QK_NORM), GatedMLP(1), RMSNorm()), Rotary()),
-    *STILL_ROUTER,
+    decoder(Attention(1, qk_norm=QK_NORM)),
+    STILL_ROUTER,
     turned(_rotary),
     Section(_read_attention, _write_attention),
     variant(
@@ -138,7 +136,6 @@ WORDS = words(
     intermediate_size_mlp=(16_384, "feedforward.hidden"),
 )
 
-_EXPERTS = f"{THEIRS}.feed_forward.experts"
 LLAMA4 = page(
     "llama4",
     words=WORDS,
@@ -148,13 +145,13 @@ LLAMA4 = page(
         {"ffn.router": "feed_forward.router"},
         under("feed_forward", PROJECTIONS, "ffn."),
         under("feed_forward.shared_expert", PROJECTIONS, "ffn.shared."),
+        fused={"ffn.gate ffn.up": "feed_forward.experts.gate_up_proj"},
+        ends=("",),
+        axes="e c (2 d) -> (2 e) d c",
         more=(
             NameRule(
-                f"{_EXPERTS}.gate_up_proj",
-                GATE_UP,
-                axes="e c (2 d) -> (2 e) d c",
+                f"{THEIRS}.feed_forward.experts.down_proj", f"{OURS}.ffn.down", transpose=True
             ),
-            NameRule(f"{_EXPERTS}.down_proj", f"{OURS}.ffn.down", transpose=True),
         ),
     ),
 )

@@ -13,7 +13,6 @@ from ..core.config.layers import Embed
 from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import led, roberta
-from .bert import BLOCK
 from .encoder_pages import LABELS, LAYER, encoder, head_of, trunk
 from .keys import ConfigWords, Section
 from .longformer import LongformerAttention
@@ -27,21 +26,24 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
     return led.read_windows(replace(raw, table={**usual, **raw.table}), model)
 
 
-_ATTENTION: Any = LongformerAttention(1, bias=True, mask=led.mask_of(2, 1))
 WORDS = ConfigWords(
-    encoder(replace(BLOCK, attention=_ATTENTION), Learned(64, start=2), Embed(64, segments=2)),
-    roberta.KEYS,
-    [
+    encoder(
+        LongformerAttention(1, bias=True, mask=led.mask_of(2, 1)),
+        position=Learned(64, start=2),
+        embed=Embed(64, segments=2),
+    ),
+    (
+        *roberta.KEYS,
         Section(read_windows, led.write_windows),
         Section(encode=roberta.write_positions),
         roberta.with_head("Longformer", "longformer"),
-    ],
+    ),
 )
 _LAYER = {
     **LAYER,
-    "attention.self.query_global": "attn.q_global",
-    "attention.self.key_global": "attn.k_global",
-    "attention.self.value_global": "attn.v_global",
+    "attn.q_global": "attention.self.query_global",
+    "attn.k_global": "attention.self.key_global",
+    "attn.v_global": "attention.self.value_global",
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..core.config import Attention, Block, Decoder, Model, NoPosition, RMSNorm
+from ..core.config import Attention, Decoder, Model, NoPosition
 from . import decoder_pages
 from .decoder_pages import decoder, first_layer
 from .keys import ConfigWords, Key, Section, keys, only, spelled_out
@@ -52,7 +52,7 @@ HEAD_DIM = Section(
 
 WORDS = ConfigWords(
     # no file says a context: a state reads any length
-    replace(decoder(Block(MIXER, None, RMSNorm()), NoPosition()), context=1 << 20),
+    replace(decoder(MIXER, None, position=NoPosition()), context=1 << 20),
     (
         *keys(
             "hidden_size",
@@ -69,10 +69,10 @@ WORDS = ConfigWords(
             initializer_range=0.02,
             layer_norm_epsilon=(1e-5, "norm.eps last_norm.eps attention.eps"),
         ),
-        *SILU,
+        SILU,
         UNLIMITED,
+        expansion("expand"),
     ),
-    (expansion("expand"),),
 )
 LAYERS = {"in_proj": "in_proj", "conv": "conv1d", "norm": "norm", "out_proj": "out_proj"}
 TABLES = {name: name for name in ("A_log", "D", "dt_bias")}

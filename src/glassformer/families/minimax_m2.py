@@ -3,7 +3,7 @@ mixture in every block."""
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, GatedMLP, RMSNorm, Rotary
+from ..core.config import Attention, GatedMLP, RMSNorm, Rotary
 from .decoder_pages import ATTENTION, NORMS, QK_NORMS, decoder, read_rotary, table, turned, words
 from .keys import MOST_HEADS, only
 from .mixtral import EXPERTS, STILL_ROUTER
@@ -22,9 +22,9 @@ def _positions(raw: ConfigReader) -> Rotary:
 
 
 WORDS = words(
-    decoder(Block(QUERIES, RoutedMoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
-    *STILL_ROUTER,
-    *only(
+    decoder(QUERIES, RoutedMoE(1, 1, GatedMLP(1))),
+    STILL_ROUTER,
+    only(
         scoring_func=("sigmoid", "each expert is scored by itself"),
         use_routing_bias=(True, "a bias corrects the scores"),
         use_qk_norm=(True, "queries and keys are normed"),

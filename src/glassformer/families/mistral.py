@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .decoder_pages import LLAMA_SHAPE, LLAMA_TABLE, window, words
+from .decoder_pages import LLAMA_TABLE, decoder, window, words
 from .keys import only
 from .recipe import page
 
 WORDS = words(
-    LLAMA_SHAPE,
-    *only(
+    decoder(),
+    only(
         layer_types=(None, "the blocks of a Mistral all see the same"),
     ),
     window(4096),

@@ -21,6 +21,7 @@ from ..core.config.serial import AtLeastTwo, PositiveFloat, PositiveInt, member
 from ..core.errors import need
 
 LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")  # vectors of a DifferentialAttention
+TABLES = ("decay", "bonus", "removal", "damping", "gain", "offset")  # of a TimeMix7's channels
 
 
 def conv(channels: int, kernel: int, bias: bool) -> Shapes:
@@ -251,10 +252,9 @@ class TimeMix7:
             if rank is not None:
                 layers[f"{name}_down"] = linear(dim, rank, False)
                 layers[f"{name}_up"] = linear(rank, self.inner, name in "av")
-        tables = ("decay", "bonus", "removal", "damping", "gain", "offset")
         return TimeMix(self.inner).shapes(dim) | join(
             **{f"mix_{name}": (dim,) for name in "wag"},
-            **dict.fromkeys(tables, Unmultiplied((self.state_heads, 1, self.head_dim))),
+            **dict.fromkeys(TABLES, Unmultiplied((self.state_heads, 1, self.head_dim))),
             **layers,
         )
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, GatedMLP, MoE, RMSNorm, Rotary
-from .decoder_pages import ATTENTION, NORMS, decoder, experts, rotary, table, window, words
+from ..core.config import GatedMLP, MoE
+from .decoder_pages import ATTENTION, NORMS, decoder, rotary, table, window, words
 from .keys import only
 from .recipe import page
 
 STILL_ROUTER = only(router_jitter_noise=(0.0, "no router here shakes what it reads"))
 WORDS = words(
-    decoder(Block(Attention(1), MoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
-    *STILL_ROUTER,
+    decoder(feedforward=MoE(1, 1, GatedMLP(1))),
+    STILL_ROUTER,
     window(),
     rotary(1e6),
     max_position_embeddings=131_072,
@@ -22,7 +22,9 @@ WORDS = words(
 )
 EXPERTS = {
     "ffn.router.weight": "block_sparse_moe.gate.weight",
-    **experts("block_sparse_moe.experts.{e}.{}.weight", "w1", "w3", "w2"),
+    "ffn.gate": "block_sparse_moe.experts.{e}.w1.weight",
+    "ffn.up": "block_sparse_moe.experts.{e}.w3.weight",
+    "ffn.down": "block_sparse_moe.experts.{e}.w2.weight",
 }
 WEIGHTS = table(ATTENTION, NORMS, tables=EXPERTS)
 MIXTRAL = page("mixtral", words=WORDS, weights=WEIGHTS)

@@ -10,16 +10,7 @@ from ..core.config.layers import GatedMLP, LayerNorm
 from ..core.config.model import Attention, Block, Encoder
 from ..core.config.position import Rotary
 from . import decoder_pages
-from .decoder_pages import (
-    M,
-    blocks_of,
-    joint,
-    rotary_of,
-    slides,
-    stack,
-    words,
-    write_scheme,
-)
+from .decoder_pages import QKV, M, blocks_of, slides, stack, words
 from .encoder_pages import (
     encoder,
     read_heads,
@@ -54,21 +45,19 @@ def read_windows(raw: ConfigReader, model: M) -> M:
 
 def write_windows(model: Encoder) -> Settings:
     """Settings of windows, and of the positions of both kinds of blocks."""
-    schemes = rotary_of(model), decoder_pages.local_scheme(model, LOCAL)
     return {
         "pad_token_id": None,  # a tokenizer's follows, where there is one
         "local_attention": 2 * ((decoder_pages.window_size(model) or 65) - 1),
         "layer_types": decoder_pages.write_windows(model),
-        "rope_parameters": dict(zip(decoder_pages.KINDS, map(write_scheme, schemes), strict=True)),
+        **decoder_pages.write_schemes(model, LOCAL),
     }
 
 
 def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     """The schemes of blocks with a window and of the others."""
     thetas = (raw.number("local_rope_theta", LOCAL), raw.number("global_rope_theta", GLOBAL))
-    if raw.inside("rope_parameters") is not None:
-        return decoder_pages.read_schemes(raw, *thetas)
-    return Rotary(thetas[0]), Rotary(thetas[1])
+    local, usual = map(Rotary, thetas)
+    return decoder_pages.read_schemes(raw, *thetas) or (local, usual)
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
@@ -109,8 +98,8 @@ def write_ends(model: Encoder) -> Settings:
 
 
 WORDS = words(
-    encoder(Block(Attention(1), GatedMLP(1), NORM), Rotary(), last_norm=NORM),
-    *only(
+    encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", last_norm=NORM),
+    only(
         sparse_prediction=(False, "logits here are of all tokens"),
         rope_scaling=(None, "blocks of two kinds turn by rope_parameters"),
     ),
@@ -131,8 +120,10 @@ WORDS = words(
 
 _LAYER = {
     "attn_norm": "attn_norm",
+    QKV: "attn.Wqkv",
     "attn.out": "attn.Wo",
     "ffn_norm": "mlp_norm",
+    "ffn.gate ffn.up": "mlp.Wi",
     "ffn.down": "mlp.Wo",
 }
 
@@ -143,17 +134,13 @@ def table(model: Encoder) -> Table:
     head = labels if model.head is None else "head"
     return decoder_pages.table(
         _LAYER,
-        more=(
-            *joint("attn.Wqkv", side="encoder"),
-            *joint("mlp.Wi", "ffn.gate ffn.up", side="encoder"),
-        ),
         token="model.embeddings.tok_embeddings",
         last_norm="model.final_norm",
         outside={
-            "model.embeddings.norm": "encoder.first_norm",
-            "head.dense": f"{head}.transform",
-            "head.norm": f"{head}.norm",
-            "classifier": f"{labels}.proj",
+            "encoder.first_norm": "model.embeddings.norm",
+            f"{head}.transform": "head.dense",
+            f"{head}.norm": "head.norm",
+            f"{labels}.proj": "classifier",
         },
         side="encoder",
         head="decoder",

@@ -4,26 +4,24 @@ positions."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..core.config.model import Encoder
 from . import roberta
-from .bert import BLOCK, SHARED
+from .bert import SHARED
 from .encoder_pages import encoder, trunk
 from .keys import ConfigWords, Key, Section, only, revise
 from .mechanisms import LearnedWithBias
-from .names import NameRule, Table
+from .names import Table, rules
 from .recipe import page
 
-POSITION: Any = LearnedWithBias(64, 2)
 START = 2  # transformers has this row for the first position, whatever the id of padding
 
 
 WORDS = ConfigWords(
-    encoder(BLOCK, POSITION),
+    encoder(position=LearnedWithBias(64, 2)),
     revise(
         SHARED,
-        *only(
+        only(
             relative_attention_num_buckets=(32, "distances here lie in 32 buckets"),
         ),
         Key(
@@ -32,31 +30,29 @@ WORDS = ConfigWords(
             partial(roberta.read_length, start=START),
             lambda length: length + START,
         ),
-        without="type_vocab_size",
-    ),
-    [
         roberta.with_head("MPNet", "mpnet"),
         Section(encode=lambda model: {"pad_token_id": START - 1}),
-    ],
+        without="type_vocab_size",
+    ),
 )
 
 
 _LAYER = {
-    "attention.attn.q": "attn.q",
-    "attention.attn.k": "attn.k",
-    "attention.attn.v": "attn.v",
-    "attention.attn.o": "attn.out",
-    "attention.LayerNorm": "attn_norm",
-    "intermediate.dense": "ffn.up",
-    "output.dense": "ffn.down",
-    "output.LayerNorm": "ffn_norm",
+    "attn.q": "attention.attn.q",
+    "attn.k": "attention.attn.k",
+    "attn.v": "attention.attn.v",
+    "attn.out": "attention.attn.o",
+    "attn_norm": "attention.LayerNorm",
+    "ffn.up": "intermediate.dense",
+    "ffn.down": "output.dense",
+    "ffn_norm": "output.LayerNorm",
 }
-_BIAS = NameRule("mpnet.encoder.relative_attention_bias.weight", "encoder.position.relative.weight")
+_BIAS = {"encoder.position.relative": "mpnet.encoder.relative_attention_bias"}
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights."""
-    return roberta.with_ends(model, "mpnet", (*trunk("mpnet", _LAYER), _BIAS))
+    return roberta.with_ends(model, "mpnet", (*trunk("mpnet", _LAYER), *rules(_BIAS)))
 
 
 MPNET = page("mpnet", words=WORDS, weights=table)

@@ -6,15 +6,15 @@ larger number there. transformers itself makes biases of so many tokens alone, a
 
 from __future__ import annotations
 
-from ..core.config import MLP, Alibi, Attention, Block, LayerNorm
+from ..core.config import MLP, Alibi, Attention, LayerNorm
 from . import gpt2
-from .decoder_pages import decoder, joint
+from .decoder_pages import QKV, decoder
 from .keys import Section, keys, only, read_keys, write_keys
 from .recipe import ConfigReader, page
 
 ATTENTION = (
     # "learned_pos_emb" beside it says nothing: ALiBi takes its place
-    *only(
+    only(
         alibi=(True, "the order of an MPT's tokens is told by ALiBi"),
         alibi_bias_max=(8, "the slopes of ALiBi here go down to 2 ** -8"),
         attn_type=("multihead_attention", "each head has keys and values"),
@@ -29,8 +29,8 @@ ATTENTION = (
 
 
 WORDS = gpt2.words(
-    decoder(Block(Attention(1), MLP(1, "gelu"), LayerNorm(bias=False)), Alibi()),
-    *only(
+    decoder(Attention(1), MLP(1, "gelu"), LayerNorm(bias=False), Alibi()),
+    only(
         no_bias=(True, "no layer of an MPT has a bias"),
         expansion_ratio=(4, "the feed-forward of an MPT is four times as wide"),
         logit_scale=(None, "logits of an MPT are not scaled"),
@@ -51,7 +51,6 @@ WORDS = gpt2.words(
     dropouts="resid_pdrop emb_pdrop",
 )
 
-BLOCKS = "transformer.blocks.{i}"
 MPT = page(
     "mpt",
     words=WORDS,
@@ -59,12 +58,12 @@ MPT = page(
         {
             "attn_norm": "norm_1",
             "ffn_norm": "norm_2",
+            QKV: "attn.Wqkv",
             "attn.out": "attn.out_proj",
             "ffn.up": "ffn.up_proj",
             "ffn.down": "ffn.down_proj",
         },
-        layer=BLOCKS,
+        layer="transformer.blocks.{i}",
         last_norm="norm_f",
-        more=joint("attn.Wqkv", layer=BLOCKS),
     ),
 )

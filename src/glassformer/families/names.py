@@ -34,6 +34,11 @@ class NameRule:
     heads: int = 1
     groups: int = 1
 
+    @property
+    def params(self) -> tuple[str, ...]:
+        """The names of the parameters."""
+        return (self.param_names,) if isinstance(self.param_names, str) else self.param_names
+
 
 @dataclass(frozen=True)
 class Table:
@@ -53,13 +58,30 @@ class Table:
     constants: tuple[tuple[str, Callable[[Any], bool]], ...] = ()
 
 
-def rules(layers: Names, transpose: bool = False) -> tuple[NameRule, ...]:
-    """A rule for weight and bias of each of their layers and ours; ``transpose``: the weights."""
-    suffixes = {"weight": transpose, "bias": False}
+def rules(
+    layers: Names,
+    file: str = "",
+    place: str = "",
+    ends: tuple[str, ...] = (".weight", ".bias"),
+    transpose: bool = False,
+    axes: str = "",
+    **options: Any,
+) -> tuple[NameRule, ...]:
+    """A rule for weight and bias of each of our layers and theirs, ours after ``place`` and theirs
+    after ``file``; of several of ours, "attn.q attn.k", theirs computes all together.
+
+    ``transpose``, ``axes`` and ``options`` are those of a rule; a bias has no columns.
+    """
     return tuple(
-        NameRule(f"{file_name}.{end}", f"{param_name}.{end}", turn)
-        for file_name, param_name in layers.items()
-        for end, turn in suffixes.items()
+        NameRule(
+            f"{file}{file_name}{end}",
+            tuple(f"{place}{name}{end}" for name in names.split()),
+            transpose and not end.endswith("bias"),
+            axes.replace(" c", "") if end.endswith("bias") else axes,
+            **options,
+        )
+        for names, file_name in layers.items()
+        for end in ends
     )
 
 
@@ -77,7 +99,7 @@ def placed(layer_rules: Sequence[NameRule], places: Iterable[str]) -> tuple[Name
         replace(
             rule,
             file_name=rule.file_name.replace("{i}", str(number)),
-            param_names=str(rule.param_names).replace("{i}", place),
+            param_names=tuple(name.replace("{i}", place) for name in rule.params),
         )
         for number, place in enumerate(places)
         for rule in inner

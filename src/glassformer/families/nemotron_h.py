@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import MLP, Attention, Block, Model, NoPosition, RMSNorm
+from ..core.config import MLP, Attention, Block, Model, NoPosition
 from ..core.errors import need
 from . import mamba2
 from .decoder_pages import (
@@ -124,8 +124,8 @@ def _write_layers(model: Model) -> Settings:
 
 
 WORDS = words(
-    decoder(Block(Attention(1), None, RMSNorm()), NoPosition()),
-    *only(
+    decoder(feedforward=None, position=NoPosition()),
+    only(
         attention_bias=(False, "queries, keys and values have no biases"),
         sliding_window=(None, "attention sees everything"),
         hidden_dropout=(0.0, "nothing is dropped"),

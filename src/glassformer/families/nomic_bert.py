@@ -6,25 +6,25 @@ Files of the hub may say the same in GPT-2's words (``n_embd``), which are read 
 from __future__ import annotations
 
 from ..core.config.layers import Embed, GatedMLP, LayerNorm
-from ..core.config.model import Attention, Block, Encoder
+from ..core.config.model import Attention, Encoder
 from ..core.config.position import Rotary
 from . import encoder_pages
 from .bert import SHARED
-from .decoder_pages import joint, rotary, write_rope_table
+from .decoder_pages import QKV, rotary, write_rope_table
 from .encoder_pages import (
-    blocks,
+    OURS,
     encoder,
     ends,
     head_name,
     read_pooler,
 )
 from .keys import ConfigWords, Section, key, only, revise
-from .names import NameRule, Table, rules
+from .names import Table, rules
 from .recipe import ConfigReader, Settings, page
 
 KEYS = revise(
     SHARED,
-    *only(
+    only(
         activation_function=("swiglu", "the gate here is SwiGLU's"),
         qkv_proj_bias=(False, "this family has no biases"),
         mlp_fc1_bias=(False, "this family has no biases"),
@@ -57,9 +57,7 @@ OLDER = {
 }
 
 
-TEMPLATE = encoder(
-    Block(Attention(1), GatedMLP(1), LayerNorm(), "post"), Rotary(), Embed(64, segments=2)
-)
+TEMPLATE = encoder(Attention(1), GatedMLP(1), LayerNorm(), Rotary(), embed=Embed(64, segments=2))
 ENDS = ends("NomicBert")
 
 
@@ -71,34 +69,34 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
 def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has, and of its positions."""
     pools = {} if head_name(model) else {"add_pooling_layer": model.pool is not None}
-    raw = {**ENDS.encode(model), **pools, **write_rope_table(model, theta_first=True)}
+    raw = {**ENDS.encode(model), **pools, **write_rope_table(model)}
     # transformers takes no null; where a weight starts is all it says
     return {**raw, "pad_token_id": 0}
 
 
-WORDS = ConfigWords(TEMPLATE, KEYS, [Section(read_ends, write_ends)], older=OLDER)
-ROOT, BLOCKS = "nomic_bert", "nomic_bert.encoder.layers"
+WORDS = ConfigWords(TEMPLATE, (*KEYS, Section(read_ends, write_ends)), older=OLDER)
+ROOT = "nomic_bert"
 POOLER = "nomic_bert.pooler.dense"
+_ENDS = {
+    "embed.token": "embeddings.word_embeddings",
+    "embed.segment": "embeddings.token_type_embeddings",
+    "encoder.first_norm": "emb_ln",
+}
 _LAYER = {
-    "attn.out_proj": "attn.out",
-    "mlp.fc11": "ffn.up",
-    "mlp.fc12": "ffn.gate",
-    "mlp.fc2": "ffn.down",
-    "norm1": "attn_norm",
-    "norm2": "ffn_norm",
+    QKV: "attn.Wqkv",
+    "attn.out": "attn.out_proj",
+    "ffn.up": "mlp.fc11",
+    "ffn.gate": "mlp.fc12",
+    "ffn.down": "mlp.fc2",
+    "attn_norm": "norm1",
+    "ffn_norm": "norm2",
 }
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights, queries, keys and values in one; labels by the head."""
-    inside = (
-        NameRule(f"{ROOT}.embeddings.word_embeddings.weight", "embed.token.weight"),
-        NameRule(f"{ROOT}.embeddings.token_type_embeddings.weight", "embed.segment.weight"),
-        *joint("attn.Wqkv", layer=f"{BLOCKS}.{{i}}", side="encoder"),
-        *rules({f"{ROOT}.emb_ln": "encoder.first_norm"}),
-        *blocks(BLOCKS, _LAYER),
-    )
-    pool = {POOLER: "pool.transform", "classifier": "pool.proj"}
+    inside = (*rules(_ENDS, f"{ROOT}."), *rules(_LAYER, f"{ROOT}.encoder.layers.{{i}}.", OURS))
+    pool = {"pool.transform": POOLER, "pool.proj": "classifier"}
     names = ("transform.dense", "transform.layer_norm")
     return encoder_pages.table(
         model, ROOT, "cls.predictions", inside, pool, (POOLER,), transform=names

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from ..core.config import (
     Attention,
-    Block,
     GatedMLP,
-    Model,
     MoE,
     RMSNorm,
     Rotary,
@@ -24,20 +22,19 @@ from .decoder_pages import (
     OUTPUT_NORMS,
     QK_NORMS,
     decoder,
-    local_scheme,
     read_rotary,
     read_schemes,
     table,
     turned,
     windows,
     words,
-    write_rope_table,
+    write_schemes,
 )
 from .keys import Section, only
-from .recipe import ConfigReader, Settings, page
+from .recipe import ConfigReader, page
 
 QUERIES = Attention(1, qk_norm=RMSNorm(), qk_norm_whole=True)
-SHAPE = decoder(Block(QUERIES, GatedMLP(1), RMSNorm(), place="output"), Rotary())
+SHAPE = decoder(QUERIES, place="output")
 THETA3 = 500_000.0  # of both kinds of block
 YARN = YarnScaling(8.0, 8192, attention_factor=1.2079441541679836)
 
@@ -50,24 +47,17 @@ OLMO2 = page("olmo2", words=WORDS, weights=LAYERS)
 def _positions3(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     """The schemes of blocks with a window and of the others; a scaling of version 4 of transformers
     is of the others alone."""
-    if raw.inside("rope_parameters") is not None:
-        return read_schemes(raw, THETA3, THETA3)
+    if schemes := read_schemes(raw, THETA3, THETA3):
+        return schemes
     raw.only("rope_theta", THETA3, "every OLMo 3 has that of 500,000")
     return Rotary(THETA3), read_rotary(raw, THETA3)
-
-
-def _write_tables(model: Model) -> Settings:
-    """A table for blocks with a window, and one for all others."""
-    near = {"rope_type": "default", "rope_theta": local_scheme(model, THETA3).theta}
-    far = write_rope_table(model)["rope_parameters"]
-    return {"rope_parameters": {"full_attention": far, "sliding_attention": near}}
 
 
 WORDS3 = words(
     SHAPE,
     turned(lambda raw: _positions3(raw)[1]),
     windows(schemes=_positions3),
-    rope=Section(encode=_write_tables),
+    rope=Section(encode=lambda model: write_schemes(model, THETA3)),
     max_position_embeddings=2048,
     rms_norm_eps=1e-5,
     attention_bias=False,
@@ -77,8 +67,8 @@ OLMO3 = page("olmo3", words=WORDS3, weights=LAYERS)
 
 
 WORDSMOE = words(
-    decoder(Block(QUERIES, MoE(1, 1, GatedMLP(1)), RMSNorm()), Rotary()),
-    *only(
+    decoder(QUERIES, MoE(1, 1, GatedMLP(1))),
+    only(
         clip_qkv=(None, "queries, keys and values here are not clipped"),
     ),
     without="head_dim",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..core.config import Decoder, LayerNorm, Learned, Model
 from ..core.errors import need
-from .decoder_pages import FAIRSEQ, GPT2_BLOCK, decoder, first_block, stack, table
+from .decoder_pages import FAIRSEQ, GPT2_LAYERS, decoder, first_block, stack, table
 from .keys import ConfigWords, Section, key, keys, only
 from .recipe import ConfigReader, Settings, page
 
@@ -32,9 +32,9 @@ def _write_norms(model: Model) -> Settings:
 
 
 WORDS = ConfigWords(
-    decoder(GPT2_BLOCK, Learned(64, 2)),
+    decoder(*GPT2_LAYERS, Learned(64, 2)),
     (
-        *only(
+        only(
             layer_norm_elementwise_affine=(True, "each norm here has a weight and a bias"),
             layerdrop=(0.0, "no block here is left out in training"),
         ),
@@ -51,8 +51,8 @@ WORDS = ConfigWords(
             dropout=key("dropout attention_dropout", 0.1, "dropout"),
             init_std=0.02,
         ),
+        Section(_norms, _write_norms),
     ),
-    (Section(_norms, _write_norms),),
 )
 
 OPT = page(
@@ -63,7 +63,7 @@ OPT = page(
         layer="model.decoder.layers.{i}",
         token="model.decoder.embed_tokens",
         last_norm="model.decoder.final_layer_norm",
-        outside={"model.decoder.embed_positions": "decoder.position"},
+        outside={"decoder.position": "model.decoder.embed_positions"},
         ignore=(),
     ),
 )

@@ -10,7 +10,7 @@ from ..core.config.layers import Embed, Head, Init
 from ..core.config.model import Block, EncoderDecoder, Stack
 from ..core.config.position import Position
 from ..core.errors import need
-from .decoder_pages import FAIRSEQ, NO_NAMES, attention
+from .decoder_pages import FAIRSEQ, INIT, NO_NAMES, attention
 from .keys import Key, Section, key, keys
 from .names import NameRule, Names, Table, rules
 from .recipe import ConfigReader, Settings
@@ -24,7 +24,7 @@ def pair(
     block: Block,
     position: Position,
     head: Head = Head(),
-    init: Init = Init(0.02, 0.02, "plain"),
+    init: Init = INIT,
     **stack: Any,
 ) -> EncoderDecoder:
     """An encoder and a decoder of the same blocks, which look across as they look back."""
@@ -148,12 +148,10 @@ def pair_table(
     return Table(
         (
             NameRule(f"{root}.shared.weight", "embed.token.weight"),
-            *rules(
-                {
-                    f"{root}.{side}.layers.{{i}}.{file_name}": f"{side}.blocks.{{i}}.{name}"
-                    for side, names in sides.items()
-                    for name, file_name in names.items()
-                }
+            *(
+                rule
+                for side, names in sides.items()
+                for rule in rules(names, f"{root}.{side}.layers.{{i}}.", f"{side}.blocks.{{i}}.")
             ),
             *layers,
             NameRule("final_logits_bias", "head.proj.bias", axes="1 v -> (1 v)"),

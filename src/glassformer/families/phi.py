@@ -11,17 +11,15 @@ from ..core.config import (
     LayerNorm,
     Model,
     RMSNorm,
-    Rotary,
 )
 from ..core.config.model import long_scalings
 from .decoder_pages import (
     ATTENTION,
-    GPT2_BLOCK,
-    LLAMA_SHAPE,
+    GPT2_LAYERS,
     LONGROPE,
     NORMS,
+    QKV,
     decoder,
-    joint,
     rotary,
     table,
     window,
@@ -44,11 +42,7 @@ def qk_norm(word: str, kind: type[LayerNorm | RMSNorm], eps: str) -> Key:
 
 
 WORDS = words(
-    decoder(
-        replace(GPT2_BLOCK, place="parallel"),
-        Rotary(),
-        Head(tied=False, bias=True),
-    ),
+    decoder(*GPT2_LAYERS, place="parallel", head=Head(tied=False, bias=True)),
     qk_norm("qk_layernorm", LayerNorm, "layer_norm_eps"),
     rotary(fraction=0.5),
     dropouts=DROPOUTS,
@@ -93,7 +87,7 @@ def write_context(model: Model) -> Settings:
 
 
 WORDS3 = words(
-    LLAMA_SHAPE,
+    decoder(),
     window(),
     rotary(fraction=1.0, kinds=("default", *LONGROPE)),
     Section(short_context, write_context),
@@ -107,8 +101,8 @@ PHI3 = page(
     "phi3",
     words=WORDS3,
     weights=table(
-        {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj"},
+        {QKV: "self_attn.qkv_proj", "attn.out": "self_attn.o_proj"},
+        {"ffn.gate ffn.up": "mlp.gate_up_proj", "ffn.down": "mlp.down_proj"},
         NORMS,
-        more=(*joint("self_attn.qkv_proj"), *joint("mlp.gate_up_proj", "ffn.gate ffn.up")),
     ),
 )

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from ..core.config import (
     Attention,
-    Block,
     GatedMLP,
     Head,
     LayerNorm,
@@ -53,11 +52,12 @@ def _write_rope(model: Model) -> Settings:
 
 WORDS = words(
     decoder(
-        Block(Attention(1, bias=True), SparseMixerMoE(2, 2, GatedMLP(1)), LayerNorm()),
-        Rotary(),
-        Head(tied=False, bias=True),
+        Attention(1, bias=True),
+        SparseMixerMoE(2, 2, GatedMLP(1)),
+        LayerNorm(),
+        head=Head(tied=False, bias=True),
     ),
-    *only(
+    only(
         input_jitter_noise=(0.0, "no router here shakes what it reads"),
     ),
     window(),

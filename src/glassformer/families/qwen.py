@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Attention, Block, Decoder, GatedMLP, Model, MoE, RMSNorm, Rotary
+from ..core.config import Attention, Decoder, GatedMLP, Model, MoE, RMSNorm
 from .decoder_pages import (
     ATTENTION,
     EXPERTS,
@@ -35,10 +35,8 @@ from .gated_expert import GatedExpert
 from .keys import Section, experts_key, only
 from .recipe import ConfigReader, Settings, page
 
-SHAPE2, SHAPE3 = (
-    decoder(Block(attention, GatedMLP(1), RMSNorm()), Rotary())
-    for attention in (Attention(1, bias=True, out_bias=False), Attention(1, qk_norm=RMSNorm()))
-)
+SHAPE2 = decoder(Attention(1, bias=True, out_bias=False))
+SHAPE3 = decoder(Attention(1, qk_norm=RMSNorm()))
 
 
 # ------------------------------------------------------------------------------------- config.json
@@ -79,7 +77,7 @@ def _every_second(raw: ConfigReader, depth: int) -> list[bool]:
 
 WORDS2 = words(
     SHAPE2,
-    *only(
+    only(
         use_mrope=(False, "positions here have one dimension"),
     ),
     _slides(_late),
@@ -134,7 +132,7 @@ WORDS3MOE = words(
         MoE(128, 8, GatedMLP(768), normalize=False, balance_loss=0.001),
         num_experts=experts_key("num_experts", 128),
     ),
-    *only(
+    only(
         layer_types=(None, "the mixtures' blocks all see the same"),
     ),
     max_position_embeddings=32_768,

@@ -5,20 +5,21 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..core.config import Block, GatedMLP, Model, MoE, RMSNorm, Rotary
+from ..core.config import GatedMLP, Model, MoE, RMSNorm
 from . import qwen
 from .decoder_pages import (
     ATTENTION,
     EXPERTS,
     GATED,
     NORMS,
+    OURS,
     QK_NORMS,
     SHARED_EXPERT,
     SPARSE,
+    THEIRS,
     counted,
     decoder,
     first_layer,
-    joint,
     listed,
     rotary,
     stack,
@@ -27,10 +28,10 @@ from .decoder_pages import (
     words,
 )
 from .gated_expert import GatedExpert
-from .keys import ConfigWords, Key, Section
+from .keys import ConfigWords, Entry
 from .mamba2 import LAYERS, SILU
 from .mixers import GatedAttention, GatedDelta
-from .names import Names, Table, under
+from .names import Names, Table, rules, under
 from .recipe import ConfigReader, page
 
 NORM = RMSNorm(1e-6, offset=1.0)
@@ -67,10 +68,10 @@ MIXTURES = variant(
 )
 
 
-def _words(kv_heads: int, *more: Key | Section) -> ConfigWords:
+def _words(kv_heads: int, *more: Entry) -> ConfigWords:
     return words(
-        decoder(Block(GatedAttention(1, qk_norm=NORM), GatedMLP(1), NORM), Rotary()),
-        *SILU,
+        decoder(GatedAttention(1, qk_norm=NORM), norm=NORM),
+        SILU,
         rotary(fraction=0.25),
         DELTAS,
         *more,
@@ -83,14 +84,14 @@ def _words(kv_heads: int, *more: Key | Section) -> ConfigWords:
 
 WORDS, WORDS_3_5 = _words(2, MIXTURES), _words(4)
 NEXT = {
-    "in_proj_qkvz": "attn.in_q attn.in_k attn.in_v attn.in_gate",
-    "in_proj_ba": "attn.learn attn.fade",
+    "attn.in_q attn.in_k attn.in_v attn.in_gate": "in_proj_qkvz",
+    "attn.learn attn.fade": "in_proj_ba",
 }
 NAMES_3_5 = {
-    "in_proj_qkv": "attn.in_q attn.in_k attn.in_v",
-    "in_proj_z": "attn.in_gate",
-    "in_proj_b": "attn.learn",
-    "in_proj_a": "attn.fade",
+    "attn.in_q attn.in_k attn.in_v": "in_proj_qkv",
+    "attn.in_gate": "in_proj_z",
+    "attn.learn": "in_proj_b",
+    "attn.fade": "in_proj_a",
 }
 _TABLES = {**EXPERTS, **under("linear_attn", {"A_log": "A_log", "dt_bias": "dt_bias"})}
 
@@ -98,12 +99,19 @@ _TABLES = {**EXPERTS, **under("linear_attn", {"A_log": "A_log", "dt_bias": "dt_b
 def weights(model: Model, names: Names = NEXT) -> Table:
     """The names of its weights; a file deals rows of several layers out to heads."""
     key_heads = first_layer(model, _DELTA).key_heads if names is NEXT else 1
-    rows = [(f"linear_attn.{name}", layers, key_heads) for name, layers in names.items()]
-    rows.append(("self_attn.q_proj", "attn.q attn.gate", stack(model).heads))
-    dealt = [rule for name, layers, groups in rows for rule in joint(name, layers, groups=groups)]
     layers = {**ATTENTION, **under("linear_attn", LAYERS)}
     del layers["attn.q"], layers["attn.in_proj"]
-    return table(layers, QK_NORMS, GATED, SHARED_EXPERT, NORMS, tables=_TABLES, more=dealt)
+    return table(
+        layers,
+        QK_NORMS,
+        GATED,
+        SHARED_EXPERT,
+        NORMS,
+        tables=_TABLES,
+        fused={"attn.q attn.gate": "self_attn.q_proj"},
+        groups=stack(model).heads,
+        more=rules(names, f"{THEIRS}.linear_attn.", f"{OURS}.", groups=key_heads),
+    )
 
 
 QWEN3_NEXT = page("qwen3_next", words=WORDS, weights=weights)

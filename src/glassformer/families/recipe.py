@@ -34,9 +34,10 @@ class PublishedSizes(UserDict[str, Any]):
     recipe: Recipe
 
     def __getitem__(self, name: str) -> config.Model:
-        row = self.data[name]
+        row, make = self.data[name], self.recipe.make
         if isinstance(row, dict):
-            row = self.data[name] = self.recipe.read(ConfigReader(row))
+            row = make(**row) if make else self.recipe.read(ConfigReader(row))
+            self.data[name] = row
         return row  # type: ignore[no-any-return]
 
 
@@ -52,7 +53,8 @@ class Recipe:
     with biases of zero). ``bare`` are the architectures whose files leave the table's prefix
     away. ``fixed`` are words of the config.json that a tokenizer does not change, though they
     name a token (RoBERTa's padding). ``checkpoint`` is a small published model, where that is not
-    the one whose ``tokenizer`` is named. A recipe without words has no published layout.
+    the one whose ``tokenizer`` is named. ``make`` makes a size of its words, where these are not its
+    config.json's. A recipe without words has no published layout.
     """
 
     name: str
@@ -69,14 +71,15 @@ class Recipe:
     bare: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     words: BothWays | None = None
+    make: Callable[..., config.Model] | None = None
     family: str = ""
     heads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         derived: Settings = {}
         if not isinstance(self.sizes, PublishedSizes):
-            derived["sizes"] = PublishedSizes()
-            derived["sizes"].data, derived["sizes"].recipe = dict(self.sizes), self
+            sizes = derived["sizes"] = PublishedSizes(self.sizes)
+            sizes.recipe = self
         if self.words and not self.read_config:
             derived |= {"read_config": self.words.decode, "write_config": self.words.encode}
         if self.family and not self.architectures:
@@ -129,7 +132,8 @@ class BothWays(Protocol):
 PAGES: dict[str, Recipe] = {}  # of the families here, once their modules are imported
 PUBLISHED: Settings = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
 """Of each family here, its classes in transformers, its paper, tokenizer and checkpoint, and tables of
-its sizes: values in the order of ``words``, "-" for none, and the words of ``every`` size."""
+its sizes: values in the order of ``words``, "-" for none, the words of ``every`` size, and those of
+the sizes once more whose names have one of the ``endings``."""
 
 
 def page(name: str, **recipe: Any) -> Recipe:
@@ -137,9 +141,10 @@ def page(name: str, **recipe: Any) -> Recipe:
     entry, sizes = PUBLISHED[name], Settings()
     stated = {key: tuple(x) if isinstance(x, list) else x for key, x in entry.items()}
     for table in entry.get("sizes", ()):
-        for size, values in table["models"].items():
-            pairs = zip(table["words"].split(), values, strict=True)
-            row = {word: value for word, value in pairs if value != "-"}
-            sizes[size] = table.get("every", {}) | row
+        for ending, more in table.get("endings", {"": {}}).items():
+            for size, values in table["models"].items():
+                pairs = zip(table["words"].split(), values, strict=True)
+                row = {word: value for word, value in pairs if value != "-"}
+                sizes[size + ending] = table.get("every", {}) | row | more
     PAGES[name] = Recipe(name, **stated | {"sizes": sizes} | recipe)
     return PAGES[name]

@@ -13,7 +13,6 @@ from ..core.config.layers import Embed
 from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from . import encoder_pages
-from .bert import BLOCK
 from .bert import KEYS as BERT_KEYS
 from .encoder_pages import (
     encoder,
@@ -83,8 +82,8 @@ def with_ends(
     pooler = f"{name}.pooler.dense"
     labels = model.pool is not None and model.pool.labels > 0
     layers = {
-        f"{LABEL}.dense" if labels else pooler: "pool.transform",
-        f"{LABEL}.out_proj": "pool.proj",
+        "pool.transform": f"{LABEL}.dense" if labels else pooler,
+        "pool.proj": f"{LABEL}.out_proj",
     }
     # of choices, whose layers have the names of a pooler and of BERT's labels
     choice = moved(pooler, LABEL, f"{LABEL}.dense", f"{LABEL}.out_proj") if labels else ()
@@ -93,13 +92,13 @@ def with_ends(
     return encoder_pages.table(model, name, WORDS, inside, layers, unread, choice, names, untied)
 
 
-TEMPLATE = encoder(BLOCK, Learned(64, start=2), Embed(64, segments=1))
+TEMPLATE = encoder(position=Learned(64, start=2), embed=Embed(64, segments=1))
 
 
 def recipe(name: str, family: str) -> Recipe:
     """The recipe of a family with RoBERTa's config and names."""
-    sections = [with_head(family, "roberta"), Section(encode=write_positions)]
-    return page(name, words=ConfigWords(TEMPLATE, KEYS, sections), weights=table)
+    entries = (*KEYS, with_head(family, "roberta"), Section(encode=write_positions))
+    return page(name, words=ConfigWords(TEMPLATE, entries), weights=table)
 
 
 ROBERTA = recipe("roberta", "Roberta")

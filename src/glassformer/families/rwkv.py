@@ -10,10 +10,10 @@ from typing import Any
 
 from ..core.config import Block, LayerNorm, Model, NoPosition, Stack
 from ..core.errors import need
-from .decoder_pages import NO_NAMES, OURS, blocks_of, decoder, first_layer, stack, table
+from .decoder_pages import NO_NAMES, blocks_of, decoder, first_layer, stack, table
 from .keys import MOST_BLOCKS, MOST_HIDDEN, ConfigWords, Section, keys
 from .mixers import ChannelMix, TimeMix
-from .names import NameRule, Names, Table, placed, under
+from .names import Names, Table, placed, under
 from .recipe import ConfigReader, Settings, page, tile
 
 MIXER: Any = TimeMix(1)
@@ -57,38 +57,33 @@ def _write_blocks(model: Model) -> Settings:
 
 
 WORDS = ConfigWords(
-    decoder(Block(MIXER, None, LayerNorm()), NoPosition()),
-    keys(
-        "hidden_size",
-        vocab_size=50_277,
-        context_length=(1024, "context"),
-        tie_word_embeddings=False,
+    decoder(MIXER, None, LayerNorm(), NoPosition()),
+    (
+        *keys(
+            "hidden_size",
+            vocab_size=50_277,
+            context_length=(1024, "context"),
+            tie_word_embeddings=False,
+        ),
+        Section(_read_blocks, _write_blocks),
     ),
-    (Section(_read_blocks, _write_blocks),),
 )
-
-_FILE = "rwkv.blocks.{i}"
 
 
 def _table(layer: str, norm: str, layers: Names, tables: Names = NO_NAMES) -> Table:
     """The table of one of a file's two layers in a block."""
-    mixes = (
-        NameRule(
-            f"{_FILE}.{layer}.time_mix_{word}",
-            f"{OURS}.attn.mix_{word[0]}",
-            axes="1 h c -> (1 h c)",
-        )
-        for word in ("key", "value", "receptance")
-    )
+    words = ("key", "value", "receptance")
     return table(
         {"attn_norm": norm},
         under(layer, layers),
         tables=under(layer, tables),
-        more=tuple(mixes),
-        layer=_FILE,
+        fused={f"attn.mix_{word[0]}": f"{layer}.time_mix_{word}" for word in words},
+        ends=("",),
+        axes="1 h c -> (1 h c)",
+        layer="rwkv.blocks.{i}",
         token="rwkv.embeddings",
         last_norm="rwkv.ln_out",
-        outside={"rwkv.blocks.0.pre_ln": "decoder.first_norm"},
+        outside={"decoder.first_norm": "rwkv.blocks.0.pre_ln"},
         head="head",
         prefix="rwkv.",
         ignore=(),

@@ -27,6 +27,7 @@ KEY = "sentence_vectors"
 PAGE = "config_sentence_transformers.json"
 SCORE = "score_activation"  # our key of a cross-encoder's
 MODULES = "modules.json"
+STEPS = ["Transformer", "Pooling", "Normalize"]  # the last is left out where nothing is normed
 POOLING = "1_Pooling/config.json"
 LENGTH = "sentence_bert_config.json"
 TOKENIZER = "tokenizer_config.json"
@@ -59,14 +60,14 @@ def open_beside(folder: Path) -> Settings:
     source = folder / MODULES
     if not source.is_file():
         return {}
-    modules, page = files.json_value(source, str(source), FIX), _page(folder)
+    modules, page = files.json_value(source, str(source), FIX), _beside(folder / PAGE)
     modules = modules if isinstance(modules, list) else []
     listed = [step for step in modules if isinstance(step, dict)]
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
     if steps == ["Transformer"] and page.get("model_type") == "CrossEncoder":
         return {SCORE: page.get("activation_fn")}
     need(
-        steps in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]),
+        steps in (STEPS[:2], STEPS),
         f"{source} asks for {', '.join(steps)[:80] or 'nothing'}, but only Transformer, Pooling and "
         "perhaps Normalize are built here; use a model without more.",
     )
@@ -104,7 +105,7 @@ def open_beside(folder: Path) -> Settings:
     return {
         KEY: {
             "pooling": modes[0],
-            "normalize": len(steps) == 3,
+            "normalize": steps == STEPS,
             "max_seq_length": length if has_length else None,
         }
     }
@@ -114,13 +115,9 @@ def _beside(path: Path) -> Settings:
     return files.read_json(path, FIX) if path.is_file() else {}
 
 
-def _page(folder: Path) -> Settings:
-    return _beside(folder / PAGE)
-
-
 def open_prompts(folder: Path) -> Pairs:
     """The prompts of a sentence encoder's folder, names and texts; empty where there are none."""
-    page = _page(folder) if (folder / MODULES).is_file() else {}
+    page = _beside(folder / PAGE) if (folder / MODULES).is_file() else {}
     default = page.get("default_prompt_name")
     return read_prompts(page.get("prompts") or {}, default, str(folder / PAGE))
 
@@ -220,14 +217,14 @@ def files_of(
     settings: Mapping[str, Any], dim: int, prompts: Sequence[tuple[str, str]] = ()
 ) -> dict[str, str]:
     """The files that say so to sentence-transformers, by name."""
-    steps = [
-        ("", "Transformer"),
-        ("1_Pooling", "Pooling"),
-        *([("2_Normalize", "Normalize")] * settings["normalize"]),
-    ]
     modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for i, (path, name) in enumerate(steps)
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{name}" if i else "",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for i, name in enumerate(STEPS if settings["normalize"] else STEPS[:2])
     ]
     pooling = {
         "word_embedding_dimension": dim,

@@ -8,9 +8,9 @@ from ..core.config import (
     NoPosition,
 )
 from .decoder_pages import (
-    LLAMA_SHAPE,
     LLAMA_TABLE,
     LayerChoice,
+    decoder,
     read_turning,
     read_windows,
     rotary,
@@ -32,8 +32,8 @@ def _write_still(still: Sequence[bool]) -> Settings:
 
 
 WORDS = words(
-    LLAMA_SHAPE,
-    *only(
+    decoder(),
+    only(
         use_sliding_window=(False, "no block of a SmolLM3 slides a window"),
     ),
     rotary(2e6),

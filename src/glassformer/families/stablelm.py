@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..core.config import Attention, Block, GatedMLP, LayerNorm, Rotary
+from ..core.config import Attention, LayerNorm
 from .decoder_pages import LLAMA_TABLE, decoder, rotary, words
 from .keys import Key, only
 from .recipe import page
 
 WORDS = words(
-    decoder(Block(Attention(1, out_bias=False), GatedMLP(1), LayerNorm()), Rotary()),
-    *only(
+    decoder(Attention(1, out_bias=False), norm=LayerNorm()),
+    only(
         qk_layernorm=(False, "a norm of queries here has one gain for all heads"),
     ),
     Key(

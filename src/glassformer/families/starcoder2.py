@@ -3,14 +3,13 @@ feed-forward."""
 
 from __future__ import annotations
 
-from ..core.config import MLP, Attention, Block, LayerNorm, Rotary
-from .decoder_pages import ATTENTION, NORMS, decoder, table, window, words
+from .decoder_pages import ATTENTION, GPT2_LAYERS, NORMS, decoder, table, window, words
 from .keys import only
 from .recipe import page
 
 WORDS = words(
-    decoder(Block(Attention(1, bias=True), MLP(1, bias=True), LayerNorm()), Rotary()),
-    *only(
+    decoder(*GPT2_LAYERS),
+    only(
         norm_type=("layer_norm", "only LayerNorm is published"),
         mlp_type=("default", "only the plain feed-forward is published"),
     ),

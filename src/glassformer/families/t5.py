@@ -32,7 +32,7 @@ from .keys import (
     keys,
     only,
 )
-from .names import NameRule, Table
+from .names import Table, rules, under
 from .pair_pages import one_table, start, template
 from .recipe import MISSING, ConfigReader, Settings, page
 
@@ -69,7 +69,7 @@ def _write_feedforward(mlp: Settings) -> str:
 
 
 KEYS = (
-    *only(
+    only(
         is_decoder=(False, "a T5 decoder here stands beside its encoder"),
     ),
     *keys(
@@ -138,14 +138,14 @@ def words(prefix: str, scales: bool = True, inside: bool = False, **defaults: An
         block, position = replace(block, position=position), NoPosition()
     model = template(block, position, last_norm=block.norm, init=Init(0.02, 1.0, "plain"))
     unsaid = Section(encode=lambda model: {"decoder_start_token_id": None} if defaults else {})
-    return ConfigWords(model, KEYS, [unsaid, ends(prefix, scales)], defaults)
+    return ConfigWords(model, (*KEYS, unsaid, ends(prefix, scales)), defaults)
 
 
-_ATTENTION = {"q": "q", "k": "k", "v": "v", "o": "out"}
-# of each side, the layers of a block in the file's words, with their numbers, and in ours
+_ATTENTION = {"q": "q", "k": "k", "v": "v", "out": "o"}
+# of each side, the layers of a block, by our words, in the file's, with their numbers
 _LAYERS = {
-    "encoder": {"0.SelfAttention": "attn", "1.DenseReluDense": "ffn"},
-    "decoder": {"0.SelfAttention": "attn", "1.EncDecAttention": "cross", "2.DenseReluDense": "ffn"},
+    "encoder": {"attn": "0.SelfAttention", "ffn": "1.DenseReluDense"},
+    "decoder": {"attn": "0.SelfAttention", "cross": "1.EncDecAttention", "ffn": "2.DenseReluDense"},
 }
 
 
@@ -153,22 +153,22 @@ def table(model: Model) -> Table:
     """The names of the weights; a gated MLP's differ from a plain one's."""
     block = stacks(model)["encoder"].pattern[0]
     gated = isinstance(block.feedforward, GatedMLP)
-    wide = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
-    bias = "layer.0.SelfAttention.relative_attention_bias"
-    names = {"shared": "embed.token", "lm_head": "head.proj"}
+    wide = {"gate": "wi_0", "up": "wi_1"} if gated else {"up": "wi"}
+    names = {"embed.token": "shared", "head.proj": "lm_head"}
     for side, layers in _LAYERS.items():
-        for file_name, name in layers.items():
-            file, param = f"{side}.block.{{i}}.layer.{file_name}", f"{side}.blocks.{{i}}.{name}"
-            inner = {**wide, "wo": "down"} if name == "ffn" else _ATTENTION
-            names |= {f"{file}.{a}": f"{param}.{b}" for a, b in inner.items()}
-            names[f"{file.rpartition('.')[0]}.layer_norm"] = f"{param}_norm"
+        ours, theirs = f"{side}.blocks.{{i}}.", f"{side}.block.{{i}}.layer."
+        bias = "0.SelfAttention.relative_attention_bias"
         names |= {
-            f"{side}.block.{{i}}.{bias}": f"{side}.blocks.{{i}}.position",  # umT5: in each block
-            f"{side}.block.0.{bias}": f"{side}.position",
-            f"{side}.final_layer_norm": f"{side}.last_norm",
+            f"{ours}position": f"{theirs}{bias}",  # umT5: in each block
+            f"{side}.position": f"{side}.block.0.layer.{bias}",
+            f"{side}.last_norm": f"{side}.final_layer_norm",
         }
+        for name, layer in layers.items():
+            inner = {**wide, "down": "wo"} if name == "ffn" else _ATTENTION
+            names |= under(f"{theirs}{layer}", inner, f"{ours}{name}.")
+            names[f"{ours}{name}_norm"] = f"{theirs}{layer[0]}.layer_norm"
     return Table(
-        tuple(NameRule(f"{a}.weight", f"{b}.weight") for a, b in names.items()),
+        rules(names),
         # nothing ever read it
         ignore=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
         **one_table(),

@@ -26,7 +26,8 @@ BLOCK = Block(Attention(1, bias=True), MLP(1, "relu", bias=True), LayerNorm(), "
 def vaswani(
     dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: float
 ) -> EncoderDecoder:
-    """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim)."""
+    """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim). The tiny
+    one is of Wu et al. 2021 (arXiv 2105.14462), for Multi30k."""
     block = Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
     init, embed = Init(None, dim**-0.5, "plain"), Embed(vocab, scale=dim**0.5)
     return pair(dim, 1024, embed, (depth, depth), block, Sinusoidal(), init=init, dropout=dropout)
@@ -45,7 +46,7 @@ def _write_shared(model: Model) -> Settings:
 
 
 KEYS = (
-    *only(
+    only(
         share_encoder_decoder_embeddings=(True, "both sides share one table here"),
         tie_word_embeddings=(True, "the head shares that table too"),
         normalize_before=(False, "norms come after here"),
@@ -63,7 +64,7 @@ KEYS = (
 
 
 WORDS = ConfigWords(
-    template(BLOCK, Sinusoidal(halves=True)), KEYS, [start(), Section(encode=_write_shared)]
+    template(BLOCK, Sinusoidal(halves=True)), (*KEYS, start(), Section(encode=_write_shared))
 )
 
 
@@ -74,12 +75,7 @@ def layout(model: Model) -> Model:
 
 VASWANI = page(
     "vaswani",
-    sizes={
-        # Wu et al. 2021 (arXiv 2105.14462), for Multi30k
-        "tiny": vaswani(128, 4, 4, 256, 10_000, 0.3),
-        "base": vaswani(512, 6, 8, 2048, 37_000, 0.1),
-        "big": vaswani(1024, 6, 16, 4096, 37_000, 0.3),
-    },
+    make=vaswani,
     words=WORDS,
     weights=pair_table(),
     layout=layout,

@@ -118,11 +118,13 @@ NANOCHAT = Table(
         NameRule("lm_head.weight", "head.proj.weight"),
         *rules(
             {
-                **{f"transformer.h.{{i}}.attn.c_{x}": f"{OURS}.attn.{x}" for x in "qkv"},
-                "transformer.h.{i}.attn.c_proj": f"{OURS}.attn.out",
-                "transformer.h.{i}.mlp.c_fc": f"{OURS}.ffn.up",
-                "transformer.h.{i}.mlp.c_proj": f"{OURS}.ffn.down",
-            }
+                **{f"attn.{x}": f"attn.c_{x}" for x in "qkv"},
+                "attn.out": "attn.c_proj",
+                "ffn.up": "mlp.c_fc",
+                "ffn.down": "mlp.c_proj",
+            },
+            "transformer.h.{i}.",
+            f"{OURS}.",
         ),
     )
 )

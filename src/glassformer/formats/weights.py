@@ -125,7 +125,7 @@ def links(table: Table, shapes: Mapping[str, Shape]) -> list[Link]:
             stacked = next(iter(_letters(rule.file_name) - numbers.keys()), "")
             count = range(shapes[name][0] if stacked else 1)
             file_names = [rule.file_name.format_map({**numbers, stacked: n}) for n in count]
-            param_names = [pattern.format_map(numbers) for pattern in _patterns(rule)]
+            param_names = [pattern.format_map(numbers) for pattern in rule.params]
             all_links.append(Link(tuple(file_names), tuple(param_names), rule, bool(stacked)))
             linked.update(param_names)
     return all_links
@@ -134,17 +134,13 @@ def links(table: Table, shapes: Mapping[str, Shape]) -> list[Link]:
 def _rule_of(table: Table, name: str) -> tuple[NameRule, dict[str, int]]:
     """The rule that a parameter falls under, and the numbers of its letters."""
     for rule in table.rules:
-        for pattern in _patterns(rule):
+        for pattern in rule.params:
             if match := _regex(pattern).fullmatch(name):
                 return rule, {letter: int(text) for letter, text in match.groupdict().items()}
     raise UserError(
         f"The table of weight names has no rule for {name}; save it in the "
         "glassformer layout instead."
     )
-
-
-def _patterns(rule: NameRule) -> tuple[str, ...]:
-    return (rule.param_names,) if isinstance(rule.param_names, str) else rule.param_names
 
 
 def _letters(name: str) -> set[str]:

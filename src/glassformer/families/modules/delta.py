@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,7 +31,6 @@ class GatedDeltaModule(ScanMixer):
     """
 
     fused_projections = ("in_q", "in_k", "in_v", "in_gate", "learn", "fade")
-    writes = ("out_proj.weight",)
 
     def __init__(self, cfg: GatedDelta, dim: int, causal: bool, dropout: float) -> None:
         super().__init__(cfg, dim, causal, dropout)
@@ -71,8 +68,6 @@ def unit(x: Tensor) -> Tensor:
 @builds(GatedAttention)
 class GatedAttentionModule(ShapedModule, Attention):
     """out(z * sigmoid(gate(x)))."""
-
-    gate: Any
 
     def finish(self, z: Tensor, x: Tensor) -> Tensor:
         """The mixture z (B, H, T, D), gated by each token of x (B, T, C)."""

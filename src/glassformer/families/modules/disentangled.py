@@ -74,9 +74,6 @@ class Scores(NamedTuple):
 class DisentangledAttentionModule(ShapedModule, Attention):
     """Attention with scores of distances beside those of content."""
 
-    pos_k: Any
-    pos_q: Any
-
     def __init__(self, cfg: DisentangledAttention, dim: int, causal: bool, dropout: float) -> None:
         super().__init__(cfg, dim, causal, dropout)
         if not cfg.key_bias:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from ...core.nn.build import builds
@@ -18,8 +16,6 @@ class GatedExpertModule(ShapedModule, GatedMLP):
     """down(act(gate(x)) * up(x) * sigmoid(share(x)))."""
 
     exact = ("share",)
-
-    share: Any
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         x = flow.look(self, "in", x)

@@ -25,17 +25,13 @@ from ...core.nn.cache import KV
 from ...core.nn.flow import Flow
 from ...core.nn.position import Position
 from ..latent import LatentAttention
-from .scan import add_layers
+from .scan import Layered, add_layers, by_head
 
 
 @builds(LatentAttention)
-class LatentAttentionModule(Attention):
+class LatentAttentionModule(Layered, Attention):
     """Attention to keys and values that a pass makes of what the cache keeps."""
 
-    q_down: Any
-    q_up: Any
-    kv_down: Any
-    kv_up: Any
     fused_projections = ()
     whole_norm = False
 
@@ -90,8 +86,7 @@ class LatentAttentionModule(Attention):
 
         A tape sees those of a pass whose tokens are all ``new``.
         """
-        heads = self.kv_up(latent[:, 0])
-        heads = heads.view(*heads.shape[:2], self.heads, -1).transpose(1, 2)
+        heads = by_head(self.kv_up(latent[:, 0]), self.heads)
         content, v = torch.split(heads, [self.cfg.content_dim, self.cfg.value_dim], -1)
         k = torch.cat((content, turned.expand(-1, self.heads, -1, -1)), -1)
         if k.shape[2] == new:

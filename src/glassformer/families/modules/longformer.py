@@ -34,10 +34,6 @@ class SideTableModule(Learned):
 class LongformerAttentionModule(ShapedModule, Attention):
     """Attention within the mask, and of global tokens to every token."""
 
-    q_global: Any
-    k_global: Any
-    v_global: Any
-
     def __init__(self, cfg: LongformerAttention, dim: int, causal: bool, dropout: float) -> None:
         super().__init__(cfg, dim, causal, dropout)
         need(

@@ -17,16 +17,12 @@ from ...core.nn.build import builds
 from ...core.nn.experts import Dispatch, MoE
 from ...core.nn.flow import Flow
 from ..routed import RoutedMoE, ScaledInputMoE
-from .scan import ShapedModule
+from .scan import ShapedModule, split_heads
 
 
 @builds(RoutedMoE)
 class RoutedMoEModule(ShapedModule, MoE):
     """A mixture of experts with the choice of a ``RoutedMoE``."""
-
-    cfg: RoutedMoE
-
-    correction: Tensor
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, T, E) -> the weights and the numbers of each token's experts (B, T, K)."""
@@ -52,7 +48,7 @@ class RoutedMoEModule(ShapedModule, MoE):
 
     def best_groups(self, ranks: Tensor) -> Tensor:
         """The ranks (B, T, E) of experts in each token's best groups, -inf for all others."""
-        groups: Tensor = ranks.view(*ranks.shape[:-1], self.cfg.groups, -1)
+        groups = split_heads(ranks, self.cfg.groups)
         best = groups.topk(self.cfg.group_best, dim=-1).values.sum(-1)  # (B, T, groups)
         chosen = best.topk(self.cfg.top_groups, dim=-1).indices
         numbers = torch.arange(self.cfg.groups, device=ranks.device)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ...core.errors import need
 from ...core.nn.build import builds
 from ...core.nn.flow import Flow
-from ..mixers import ChannelMix, ChannelMix7, TimeMix, TimeMix7
+from ..mixers import TABLES, ChannelMix, ChannelMix7, TimeMix, TimeMix7
 from .scan import StateMixer, States, by_head, convolve, in_fp32, scan
 
 CHUNK = 16  # tokens whose means are computed side by side
@@ -57,14 +57,14 @@ def forgetting_mean(
     The state is one more value and the logarithm of its weight, (B, C) each: the mean of all before.
     """
     total, mean = state or (k.new_full(k[:, 0].shape, NEVER), torch.zeros_like(v[:, 0]))
-    pos, means = flow.pos.expand(k.shape[:2]), []
-    for first in range(0, k.shape[1], CHUNK):
-        piece = slice(first, first + CHUNK)
-        is_token = F.pad(pos[:, piece] >= 0, (1, 0), value=True)
+    pieces = (torch.split(x, CHUNK, 1) for x in (k, v, flow.pos.expand(k.shape[:2])))
+    means = []
+    for keys, values, pos in zip(*pieces, strict=True):
+        is_token = F.pad(pos >= 0, (1, 0), value=True)
         # the state stands before the tokens, as one more of their document
-        keys = torch.cat((total[:, None], k[:, piece]), 1)
-        values = torch.cat((mean[:, None], v[:, piece]), 1)
-        document, number = F.pad(pos[:, piece] == 0, (1, 0)).cumsum(1), is_token.cumsum(1)
+        keys = torch.cat((total[:, None], keys), 1)
+        values = torch.cat((mean[:, None], values), 1)
+        document, number = F.pad(pos == 0, (1, 0)).cumsum(1), is_token.cumsum(1)
         # rows: the tokens, and what comes after them
         reads = torch.cat((document[:, 1:], document[:, -1:]), 1)
         age = number[:, :, None] - number[:, None]
@@ -82,7 +82,7 @@ def forgetting_mean(
 class TimeMixModule(ShiftMixer):
     """Mix with the token before, project, average, gate, project back."""
 
-    names, writes = "kvr", ("out_proj.weight",)
+    names = "kvr"
 
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
         (k, v, r), last = self.mixes(x, flow, before)
@@ -127,8 +127,8 @@ class TimeMix7Module(ShiftMixer):
     of the token before, and r reads it.
     """
 
-    names, writes, share_of_previous = "rwkvag", ("out_proj.weight",), True
-    biases = ("decay", "bonus", "removal", "damping", "gain", "offset")
+    names, share_of_previous = "rwkvag", True
+    biases = TABLES
 
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
         (r, w, k, v, a, g), last = self.mixes(x, flow, before)

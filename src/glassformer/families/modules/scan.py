@@ -41,7 +41,15 @@ def add_layers(module: nn.Module, shapes: Shapes) -> None:
             setattr(module, layer, CausalConv(shape[0], shape[2], bias))
 
 
-class ShapedModule(nn.Module):
+class Layered(nn.Module):
+    """A module whose layers the shapes of its config name."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class ShapedModule(Layered):
     """A module that has the layers of its config's shapes beside those of the class after this one."""
 
     def __init__(self, cfg: Any, dim: int, *place: Any) -> None:
@@ -50,12 +58,10 @@ class ShapedModule(nn.Module):
         add_layers(self, cfg.shapes(dim, *place))
 
 
-class StateMixer(TracedModule):
+class StateMixer(Layered, TracedModule):
     """A mixer whose layers are those of its config's shapes, and whose ``mix`` makes new states of old."""
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
+    writes: tuple[str, ...] = ("out_proj.weight",)
 
     def __init__(self, cfg: Any, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
@@ -126,32 +132,27 @@ def convolve(
 ) -> tuple[Tensor, Tensor]:
     """x (B, T, C) by a weight (C, 1, K): the sums of each document, and the last K-1 tokens."""
     rows, columns, channels = x.shape
-    taps = weight.shape[-1]
+    past = weight.shape[-1] - 1
     if before is None:
-        before = x.new_zeros(rows, taps - 1, channels)
-    pos = flow.pos.expand(rows, columns)
-    order = None
+        before = x.new_zeros(rows, past, channels)
+    x, pos, order = torch.cat((before, x), 1), flow.pos.expand(rows, columns), None
     if not flow.contiguous:  # padding first, then what a cache holds, then tokens
-        is_token = torch.cat((pos.new_ones(rows, taps - 1), (pos >= 0).to(pos.dtype)), 1)
-        order = is_token.argsort(dim=1, stable=True)
-        pos = torch.cat((pos.new_full((rows, taps - 1), taps), pos), 1).gather(1, order)
-        pos = pos[:, taps - 1 :]
-    x = torch.cat((before, x), 1)
-    if order is not None:
+        pos = F.pad(pos, (past, 0), value=past + 1)
+        order = (pos >= 0).to(pos.dtype).argsort(dim=1, stable=True)
+        pos = pos.gather(1, order)[:, past:]
         x = x.gather(1, order[..., None].expand_as(x))
-    total = x[:, taps - 1 :] * weight[:, 0, -1]
-    for back in range(1, taps):
-        earlier = x[:, taps - 1 - back : taps - 1 - back + columns]
-        if not flow.contiguous:
+    total = x[:, past:] * weight[:, 0, -1]
+    for back in range(1, past + 1):
+        earlier = x[:, past - back : past - back + columns]
+        if order is not None:
             earlier = torch.where((pos >= back)[..., None], earlier, 0.0)
         total = total + earlier * weight[:, 0, -1 - back]
     if bias is not None:
         total = total + bias
     last = x[:, columns:]
     if order is not None:  # back to the places where tokens stood
-        places = order.argsort(dim=1)[:, taps - 1 :] - (taps - 1)
-        places = places.clamp(min=0)[..., None]
-        total = total.gather(1, places.expand(rows, columns, channels))
+        places = (order.argsort(dim=1)[:, past:] - past).clamp(min=0)
+        total = total.gather(1, places[..., None].expand_as(total))
     return total, last
 
 

@@ -14,8 +14,6 @@ from .scan import StateMixer, States
 class ShortConvModule(StateMixer):
     """out(c * convolution(b * x))."""
 
-    writes = ("out_proj.weight",)
-
     def mix(self, x: Tensor, flow: Flow, before: States) -> tuple[Tensor, States]:
         b, c, x = self.in_proj(x).chunk(3, -1)
         mixed, last = self.conv(b * x, flow, *(before or (None,)))

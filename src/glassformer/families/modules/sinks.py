@@ -24,8 +24,6 @@ from .scan import ShapedModule, in_fp32
 class SinkAttentionModule(ShapedModule, Attention):
     """softmax over the scores of keys and the sink; the sink's share adds no value."""
 
-    sinks: Tensor
-
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         """Draws the sinks as other weights."""
         nn.init.normal_(self.sinks, std=std, generator=generator)

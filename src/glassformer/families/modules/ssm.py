@@ -18,8 +18,6 @@ from .scan import GatedNorm, ScanMixer, States, by_head, in_fp32, scan
 class Mamba2Module(ScanMixer):
     """Project, convolve, scan, norm by the gate, project back."""
 
-    writes = ("out_proj.weight",)
-
     def __init__(self, cfg: Mamba2, dim: int, causal: bool, dropout: float) -> None:
         super().__init__(cfg, dim, causal, dropout)
         self.norm = GatedNorm(cfg.inner, cfg.eps, cfg.groups, gate_first=True)

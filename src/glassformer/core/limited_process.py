@@ -1,4 +1,4 @@
-"""Code that is not ours, run in processes with limits: a worker that is kept (``Worker``), a fork of
+"""Code that is not ours, run in processes with limits: a worker that is kept (``LimitedWorker``), a fork of
 it for each job (``supervise``).
 
 A job is in a session of its own, without input, its printing caught. The limits of computing time,
@@ -245,7 +245,7 @@ def prepare_worker() -> None:
     set_process_option(ADOPT_ORPHANS, 1)  # so that no process of a job is lost from sight
 
 
-class Worker:
+class LimitedWorker:
     """A process that is kept for as many jobs as there are; it starts with the first."""
 
     def __init__(self, command: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..core.errors import UserError, need
-from ..core.limited_process import Worker
+from ..core.limited_process import LimitedWorker
 from .exercise import Exercise, find
 from .starting import LearnerSource, read_source
 from .worker import verdict as worker_verdict
@@ -88,7 +88,7 @@ class Checker:
 
     def __init__(self, exercises: str | Path | None = None) -> None:
         self.exercises = exercises
-        self._worker = Worker(COMMAND)
+        self._worker = LimitedWorker(COMMAND)
 
     def __enter__(self) -> Self:
         return self

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from ..core import limited_process
 
-WORKER = limited_process.Worker((sys.executable, "-m", "glassformer.tasks.unit_tests"))
+WORKER = limited_process.LimitedWorker((sys.executable, "-m", "glassformer.tasks.unit_tests"))
 LOCK = threading.Lock()
 BLOCK = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 ANSWER = "answer.py"

@@ -80,6 +80,10 @@ class Rewarded(Conversations):
     example_fields = ("prompt", "messages", "answer", "tests")
     optional = example_fields
     without_reference = "beta = 0"
+    undivided = ("context", "tensor", "expert")  # an engine draws with whole weights
+    casts_weights = (
+        False  # of several processes too each draws and learns with those that are stored
+    )
 
     @property
     def needs_reference(self) -> bool:

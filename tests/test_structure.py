@@ -40,6 +40,7 @@ TOPICS = {
     "learn": {"hostile"},
     "kernels": {"arm", "bounds"},
     "browser": {
+        "chat",
         "tour",
         "vectors",
         "faults",

@@ -58,4 +58,8 @@ export const screens: readonly Screen[] = [
   },
   { name: "train", title: "Train", order: 7, component: later("train", () => import("./train").then((one) => one.Train)), alone: true },
   { name: "compare", title: "Compare", order: 8, component: later("compare", () => import("./compare").then((one) => one.Compare)) },
+  {
+    name: "chat", title: "Chat", order: 9, component: later("chat", () => import("./chat").then((one) => one.Chat)), alone: true,
+    absent: (card) => (card.abilities.chat ? null : card.abilities.generate && !card.abilities.source ? "This is a base model: it has no chat template, so it continues texts, as in the Playground. Train it on conversations (docs/chat.md) to talk with it." : "This model does not talk: it has no chat template."),
+  },
 ];

@@ -76,7 +76,7 @@ TOPICS = {
     "generation": {"slide"},
     "sight": {"two_tokenizers"},
     "nn": {"decode", "engines", "eval_mode", "names", "parts"},
-    "page": {"example", "recorded", "texts"},
+    "page": {"chat", "example", "recorded", "texts"},
     "scale": {"accidents", "laws"},
     "families": {
         "outside",

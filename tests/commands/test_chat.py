@@ -21,7 +21,7 @@ from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.formats.chat_template import CHATML, ChatTemplate
-from glassformer.formats.checkpoint import saved_sampling
+from glassformer.formats.generation_config import saved_sampling
 from glassformer.tasks.objectives import Chat
 from mistakes import mistake
 

@@ -50,7 +50,8 @@ def run(
     """
     need(sys.stdin is not None, "There is no standard input; give a line a turn.")
     from ..core.generation import Sampling
-    from ..formats.checkpoint import Checkpoint, saved_sampling
+    from ..formats.checkpoint import Checkpoint
+    from ..formats.generation_config import saved_sampling
     from ..serve.engine import Engine
 
     folder = Checkpoint.open(options.model).folder

@@ -57,7 +57,6 @@ FORMAT = 1  # of the glassformer layout
 SUMS, ANOTHER = "SHA256SUMS", "use another checkpoint"  # of a checkpoint of a training
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 GENERATION = "generation_config.json"
-SAMPLING = {"temperature": 1.0, "top_p": None, "top_k": None}  # that it may name
 STARTS = ("decoder_start_token_id", "forced_bos_token_id")
 TOKENIZERS = (
     "tokenizer.json",
@@ -559,19 +558,3 @@ def verify(folder: Path, *prefixes: str) -> None:
     written = {path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors")}
     lost = sorted(name for name in written - listed.keys() if name.startswith(prefixes or ""))
     need(not lost, f"{sums} is damaged (it lacks {''.join(lost[:1])}); {ANOTHER}.")
-
-
-def saved_sampling(folder: Path | None) -> dict[str, float | None]:
-    """The settings of sampling in a model's folder; as transformers reads them, null is none and a
-    ``top_k`` of 0 is off."""
-    path = folder and folder / GENERATION
-    saved = files.read_json(path) if path and path.is_file() else {}
-    if saved.get("do_sample") is False:
-        return {**SAMPLING, "temperature": 0.0}
-    settings = {name: saved[name] for name in SAMPLING if saved.get(name) is not None}
-    for name, value in settings.items():
-        is_number = type(value) is int or (type(value) is float and name != "top_k")
-        need(
-            is_number, f'{path}: "{name}" is {json.dumps(value)[:40]}, which is no number; fix it.'
-        )
-    return {**SAMPLING, **settings, "top_k": settings.get("top_k") or None}

@@ -91,11 +91,10 @@ def unit_tests(answer: str, record: Record, seconds: float) -> float:
     """The share of the record's ``tests`` that the answer, Python code, passes."""
     from .unit_tests import share_passed
 
-    tests = record.get("tests")
-    tests = [tests] if isinstance(tests, str) else tests
-    is_list = isinstance(tests, list) and bool(tests)
+    value = record.get("tests")
+    tests: list[Any] = value if isinstance(value, list) else [value]
     need(
-        is_list and all(isinstance(test, str) and test.strip() for test in tests),
+        bool(tests) and all(isinstance(test, str) and test.strip() for test in tests),
         'has no "tests", a list of Python texts; add it or remove that line.',
     )
     return share_passed(answer, tests, seconds)

@@ -90,7 +90,7 @@ def _conversation(
     """The ids that the model's chat template makes of messages, what ends an answer, and the settings
     that the model's folder names, as ``glassformer chat`` has them. UserError for a base model."""
     from ...formats.chat_template import ChatTemplate
-    from ...formats.checkpoint import saved_sampling
+    from ...formats.generation_config import saved_sampling
 
     entry = models[fields.model]
     source = entry.chat_template()

@@ -289,13 +289,13 @@ def full_weights(model: nn.Module) -> Callable[[Tensor], Tensor]:
     gathered from all processes if it lies in shards."""
     narrow = any(reduction.narrow for reduction in reductions(model))
 
-    def read(weight: Any) -> Tensor:
+    def gather(weight: Any) -> Tensor:
         full: Tensor = weight.detach()
         if hasattr(weight, "full_tensor"):
             full = weight.detach().full_tensor()
         return full.bfloat16() if narrow else full
 
-    return read
+    return gather
 
 
 def in_shards(model: nn.Module) -> bool:

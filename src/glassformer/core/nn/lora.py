@@ -98,11 +98,11 @@ def adapted(model: nn.Module) -> dict[str, LoRALinear]:
 
 
 def weights(
-    model: nn.Module, read: Callable[[Tensor], Tensor] = Tensor.detach
+    model: nn.Module, gather: Callable[[Tensor], Tensor] = Tensor.detach
 ) -> dict[str, Tensor]:
     """Every weight of the model as if it had never been adapted: changes are in their matrices.
-    ``read`` makes a whole tensor of a weight."""
-    result = {name: read(weight) for name, weight in model.named_parameters()}
+    ``gather`` makes a whole tensor of a weight."""
+    result = {name: gather(weight) for name, weight in model.named_parameters()}
     for path, layer in adapted(model).items():
         change = result.pop(f"{path}.down"), result.pop(f"{path}.up")
         if layer.original is None:

@@ -14,10 +14,12 @@ from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train
 from glassformer.formats import store
+from glassformer.formats.chat_template import CHATML
 from glassformer.serve.asgi.security import LOOPBACK
 from glassformer.serve.page.events import Trainings
 from glassformer.serve.page.models import Models
 from glassformer.serve.page.routes import Page, application
+from glassformer.tasks.objectives import Chat
 
 TEXT = (
     "the cat sat on the mat and the dog sat on the log; a cat, a dog, a mat and a log. "
@@ -47,6 +49,16 @@ def saved(name, folder, seed=1):
     cfg = worded(tiny.ALL[name])
     kind = "wordpiece" if isinstance(cfg, c.Encoder) else "bpe"
     store.save(build_model(cfg, seed=seed), folder, tokenizer(kind))
+    return folder
+
+
+def talker(folder):
+    """A folder with a model that has a chat template, whose answers are random."""
+    words = train("bpe", [TEXT] * 4, VOCAB, Chat.specials)
+    words.chat_template = CHATML
+    embed = replace(tiny.ALL["llama"].embed, vocab=words.size)
+    cfg = replace(tiny.ALL["llama"], embed=embed, context=256)
+    store.save(build_model(cfg, seed=2), folder, words)
     return folder
 
 

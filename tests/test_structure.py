@@ -28,7 +28,7 @@ NEEDS = {
     "runs": {"core", "families", "fast", "formats", "scale", "sight", "tasks"},
     "sight": {"core"},
     "tasks": {"core", "formats"},
-    "learn": {"core", "sight", "families", "scale"},
+    "learn": {"core", "sight", "families", "scale", "tasks"},
     "serve": {"core", "sight", "fast", "formats", "tasks", "scale"},
 }
 """The rooms that a room may import; ``commands``, ``cli`` and the package's own page import all."""
@@ -40,6 +40,7 @@ TOPICS = {
     "learn": {"hostile"},
     "kernels": {"arm", "bounds"},
     "browser": {
+        "chat",
         "tour",
         "vectors",
         "faults",
@@ -75,7 +76,7 @@ TOPICS = {
     "generation": {"slide"},
     "sight": {"two_tokenizers"},
     "nn": {"decode", "engines", "eval_mode", "names", "parts"},
-    "page": {"example", "recorded", "texts"},
+    "page": {"chat", "example", "recorded", "texts"},
     "scale": {"accidents", "laws"},
     "families": {
         "outside",

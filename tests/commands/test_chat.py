@@ -17,11 +17,11 @@ import pytest
 
 import glassformer
 import tiny
-from glassformer.commands.chat import saved_sampling
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.formats.chat_template import CHATML, ChatTemplate
+from glassformer.formats.generation_config import saved_sampling
 from glassformer.tasks.objectives import Chat
 from mistakes import mistake
 

@@ -1,5 +1,5 @@
 """A learner's file that harms: it fails alone, the next learner is checked, and the terminal is
-safe, and its process_tree ends."""
+safe, and its processes end (tasks/limited_process.py)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from glassformer.learn import checking
 from glassformer.learn.checking import Checker
 from glassformer.learn.exercise import find
+from glassformer.tasks import limited_process
 
 linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="limits of several processes need /proc"
@@ -72,7 +73,7 @@ def test_what_is_written_to_other_descriptors_is_that_learners(data, message, ch
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGINT", "SIGSTOP"])
 def test_who_ends_the_checks_ends_only_the_own(number, checker, tmp_path, monkeypatch):
-    monkeypatch.setattr(checking, "EXTRA_SECONDS", 3)
+    monkeypatch.setattr(limited_process, "EXTRA_SECONDS", 3)
     code = f"import os, signal, time\nos.kill(os.getppid(), signal.{number})\n"
     code += "time.sleep(0.5)\nraise OSError('came here')\n"
     verdict = check(code, checker, tmp_path, seconds=0.5)
@@ -154,8 +155,8 @@ time.sleep(1000)
 @linux
 def test_the_limits_are_of_all_processes_together(tmp_path, monkeypatch):
     small = (
-        "from glassformer.learn import worker; worker.MEMORY = 300 << 20; worker.PROCESSES = "
-        "8; worker.main()"
+        "from glassformer.tasks import limited_process; limited_process.MEMORY = 300 << 20; "
+        "limited_process.PROCESSES = 8; from glassformer.learn import worker; worker.main()"
     )
     monkeypatch.setattr(checking, "COMMAND", (sys.executable, "-c", small))
     with Checker() as checker:

@@ -12,7 +12,7 @@ import pytest
 from glassformer.core import files
 from glassformer.formats.data import corpus, tokenising
 from glassformer.runs import launch
-from glassformer.runs.processes import in_pieces
+from glassformer.runs.processes import check, in_pieces
 from glassformer.runs.run_checkpoints import read_json
 from glassformer.runs.signals import lock
 from glassformer.scale import shares
@@ -20,9 +20,11 @@ from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.prefetch import Prefetched
 from glassformer.scale.shared_batches import shared_out
+from glassformer.tasks.rewards import reward
 from many import Processes
 from mistakes import mistake
 from small_runs import LINES, begun, settings, trained
+from tiny import DECODERS
 
 KINDS = {
     "dropout": {"decoder.dropout": 0.1},
@@ -51,6 +53,31 @@ EXAMPLES = {
 CLASSIFY = '{type = "Classify", rdrop = 1.0, adversarial = 0.5}'
 
 
+@reward
+def vowels(answer, record):
+    return sum(letter in "aeiou" for letter in answer) / (1 + len(answer))
+
+
+PAIR = ("prompt", "chosen", "rejected")
+TEACHER = 'teacher = "FOLDER/base"'
+CONVERSATIONS = {
+    "chat": (("prompt", "completion"), "Chat"),
+    "preference": (PAIR, "Preference"),
+    "reward": (PAIR, "Reward"),
+    "distill": (("prompt", "completion"), f'{{type = "Distill", {TEACHER}, alpha = 0.9}}'),
+    "saved logits": (
+        ("prompt", "completion"),
+        f'{{type = "Distill", {TEACHER}, logits = "FOLDER/logits.npz", top = 8}}',
+    ),
+    "rewarded": (
+        ("prompt", "answer"),
+        '{type = "Rewarded", reward = "vowels", group = 4, max_new = 6, beta = 0.1}',
+    ),
+}
+"""Fields of a record, and the objective; all but the first kind begin from a model of it."""
+SLOW = ("chat", "reward", "saved logits", "rewarded")
+
+
 def more_of(folder, kind):
     """What a kind of run has beside the small run's settings."""
     more = {"batch": 9, "save_every": 2, "sample_every": 2, **KINDS.get(kind, {})}
@@ -63,15 +90,16 @@ def more_of(folder, kind):
         table.write_text("\n".join([f"text\t{field}", *rows]) + "\n")
         objective = CLASSIFY if kind == "examples" else "Contrast"
         more |= {**EXAMPLES, "data.train": str(table), "objective": objective}
-    if kind in ("chat", "preference"):
+    if kind in CONVERSATIONS:
+        fields, objective = CONVERSATIONS[kind]
         file = Path(folder) / f"{kind}.jsonl"
         texts = [(line, line.split()[-1], "zebra") for line in LINES]
-        names = ("prompt", "completion") if kind == "chat" else ("prompt", "chosen", "rejected")
-        records = [dict(zip(names, row, strict=False)) for row in texts]
+        records = [dict(zip(fields, row, strict=False)) for row in texts]
         file.write_text("".join(json.dumps(record) + "\n" for record in records))
         more |= {"data.type": "Examples", "data.train": str(file), "evaluate_batches": None}
-        more |= {"objective": kind.title(), "context": 96, "data.tokenizer": "byte"}
-    if kind == "preference":
+        more |= {"objective": objective.replace("FOLDER", str(folder)), "context": 96}
+        more |= {"data.tokenizer": "byte"}
+    if kind in CONVERSATIONS and kind != "chat":
         more |= {"from": f"{folder}/base"}
         more |= dict.fromkeys(("recipe", "decoder.depth", "data.tokenizer"))
     return more
@@ -85,13 +113,24 @@ def sums(out):
     return {path.name: files.sha256(path / "SHA256SUMS") for path in sorted(out.glob("step-*"))}
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "lora", "examples", "contrast", "preference"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *KINDS,
+        "lora",
+        "examples",
+        "contrast",
+        "preference",
+        "distill",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW),
+    ],
+)
 def test_two_processes_leave_the_folder_of_one(two, tmp_path, kind):
     """Also of LoRA on a base that stays, of a classifier that reads each text twice and once more
     pushed, of pairs of texts, which compare a whole batch, and of answers held to a reference."""
     if kind == "lora":
         ran(None, str(tmp_path), str(tmp_path / "base"), "schedule")
-    if kind == "preference":
+    if kind in CONVERSATIONS and kind != "chat":
         ran(None, str(tmp_path), str(tmp_path / "base"), "chat")
     alone = ran(None, str(tmp_path), str(tmp_path / "alone"), kind)
     first, second = two.call(ran, folder=str(tmp_path), out=str(tmp_path / "both"), kind=kind)
@@ -212,3 +251,30 @@ def test_one_process_of_a_machine_looks_through_the_corpus(two, tmp_path):
     first, second = two.call(looked_through, folder=str(tmp_path), out=str(tmp_path / "both"))
     assert first >= 4
     assert second == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rewarded", "distill"])
+@pytest.mark.parametrize("more", [{"train.tune": LORA["train.tune"]}, KINDS["bf16"]])
+def test_two_processes_tune_and_round_answers_as_one_does(two, tmp_path, kind, more):
+    """Low-rank changes of shards, and bfloat16."""
+    ran(None, str(tmp_path), str(tmp_path / "base"), "chat")
+    fields = {"folder": str(tmp_path), "kind": kind, "more": more}
+    alone = ran(None, out=str(tmp_path / "alone"), **fields)
+    assert two.call(ran, out=str(tmp_path / "both"), **fields) == [alone] * 2
+    assert sums(tmp_path / "both") == sums(tmp_path / "alone") != {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "axis"),
+    [
+        ("distill", "context"),
+        ("preference", "tensor"),
+        ("preference", "context"),
+        ("rewarded", "expert"),
+    ],
+)
+def test_an_objective_that_needs_the_whole_says_so(kind, axis, tmp_path):
+    train = settings(tmp_path, more_of(str(tmp_path), kind)).train
+    with mistake("needs whole rows and the whole model", f"leave parallel.{axis} at 1"):
+        check(train, DECODERS["llama"], Mesh(Parallel(**{axis: 2})))

@@ -25,8 +25,6 @@ EXAMPLES = (
     'glassformer chat out/chat --system "Answer in one sentence." --temperature 0',
     "glassformer chat out/chat --seed 1",
 )
-SAMPLING = {"temperature": 1.0, "top_p": None, "top_k": None}
-"""Settings that a model's generation_config.json may name."""
 
 
 def run(
@@ -53,6 +51,7 @@ def run(
     need(sys.stdin is not None, "There is no standard input; give a line a turn.")
     from ..core.generation import Sampling
     from ..formats.checkpoint import Checkpoint
+    from ..formats.generation_config import saved_sampling
     from ..serve.engine import Engine
 
     folder = Checkpoint.open(options.model).folder
@@ -77,24 +76,6 @@ def run(
                 if not is_terminal:
                     raise
                 note(str(error))
-
-
-def saved_sampling(folder: Path | None) -> dict[str, float | None]:
-    """The settings of sampling in a model's folder; as transformers reads them, null is none and a
-    ``top_k`` of 0 is off."""
-    from ..core import files
-
-    path = folder and folder / "generation_config.json"
-    saved = files.read_json(path) if path and path.is_file() else {}
-    if saved.get("do_sample") is False:
-        return {**SAMPLING, "temperature": 0.0}
-    settings = {name: saved[name] for name in SAMPLING if saved.get(name) is not None}
-    for name, value in settings.items():
-        is_number = type(value) is int or (type(value) is float and name != "top_k")
-        need(
-            is_number, f'{path}: "{name}" is {json.dumps(value)[:40]}, which is no number; fix it.'
-        )
-    return {**SAMPLING, **settings, "top_k": settings.get("top_k") or None}
 
 
 def open_template(name: str, tokenizer: Any, path: Path | None) -> ChatTemplate:

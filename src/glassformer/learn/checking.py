@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import secrets
-import select
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,13 +13,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..core.errors import UserError, need
+from ..tasks.limited_process import LimitedWorker
 from .exercise import Exercise, find
 from .starting import LearnerSource, read_source
-from .worker import GRACE, WALL
 from .worker import verdict as worker_verdict
 
 COMMAND = (sys.executable, "-m", "glassformer.learn.worker")
-EXTRA_SECONDS = 60  # seconds beyond a job's own limit, on a busy machine
 IGNORED_FOLDERS = ("__pycache__", ".ipynb_checkpoints", ".git", ".venv")
 
 
@@ -93,13 +88,13 @@ class Checker:
 
     def __init__(self, exercises: str | Path | None = None) -> None:
         self.exercises = exercises
-        self._worker: subprocess.Popen[str] | None = None
+        self._worker = LimitedWorker(COMMAND)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        self._worker.close()
 
     def check(
         self, file: str | Path, seed: int | None = None, seconds: float | None = None
@@ -129,16 +124,19 @@ class Checker:
             if source.places is not None:  # a notebook's code, as a file
                 path = Path(folder) / f"{source.path.stem}.py"
                 path.write_text(source.code, encoding="utf-8")
-            job = {
+            job: dict[str, Any] = {
                 "file": str(path),
                 "exercise": str(exercise.path),
                 "seed": seed,
                 "shown": source.path.name,
                 "seconds": seconds or exercise.seconds,
                 "folder": str(source.path.resolve().parent),
-                "job": secrets.token_hex(16),
             }
-            answer = self._ask(job)
+            answer = self._worker.ask(job, job["seconds"]) or worker_verdict(
+                "error",
+                "Your code ended or stopped the process that runs the checks; leave other "
+                "processes alone",
+            )
         return Verdict(
             exercise.name,
             str(source.path),
@@ -152,72 +150,6 @@ class Checker:
             answer.get("seconds", 0.0),
             seed,
         )
-
-    def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The worker's answer; where the learner's code ended or stopped the worker, a verdict that
-        says so."""
-        try:
-            worker = self._worker or self._start()
-            print(json.dumps(job), file=worker.stdin, flush=True)
-            line = _read_line(worker, WALL * job["seconds"] + GRACE + EXTRA_SECONDS)
-            answer: dict[str, Any] = json.loads(line)
-            if answer.pop("job") != job["job"]:  # a learner's code wrote into the worker's pipe
-                raise ConnectionError
-        except (OSError, ValueError, KeyError, RecursionError):
-            self._end()
-            return worker_verdict(
-                "error",
-                "Your code ended or stopped the process that runs the checks; leave other "
-                "processes alone",
-            )
-        except BaseException:
-            self._end()
-            raise
-        return answer
-
-    def _start(self) -> subprocess.Popen[str]:
-        path = os.pathsep.join(
-            [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-        # Ctrl-C comes to us alone
-        self._worker = subprocess.Popen(COMMAND, env=env, start_new_session=True, **pipes)
-        try:
-            _read_line(self._worker, 10 * EXTRA_SECONDS)
-        except OSError:
-            raise UserError(
-                "The process that runs the checks has ended; run glassformer doctor, "
-                "then check again."
-            ) from None
-        return self._worker
-
-    def _end(self) -> None:
-        """End the worker, and with it the job under way."""
-        if self._worker is None:
-            return
-        self._worker.terminate()
-        try:
-            self._worker.wait(GRACE)
-        except subprocess.TimeoutExpired:  # stopped, or in the middle of a long import
-            self._worker.kill()
-            self._worker.wait()
-        for pipe in (self._worker.stdin, self._worker.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
-        self._worker = None
-
-
-def _read_line(worker: subprocess.Popen[str], seconds: float) -> str:
-    """The worker's next line; OSError where it is gone, or does not answer in time."""
-    assert worker.stdout is not None
-    if not select.select([worker.stdout], [], [], seconds)[0]:
-        raise TimeoutError
-    line = worker.stdout.readline()
-    if not line.endswith("\n"):
-        raise ConnectionError
-    return line
 
 
 def class_folder(

@@ -1,11 +1,9 @@
 """The process that runs learners' code: ``python -m glassformer.learn.worker``, a job a line in, a
 verdict a line out.
 
-Torch is loaded once. Each job is a fork of its own: in a session of its own, without input, its
-printing caught. The limits of computing time, memory and number of processes hold for it and all
-that it starts together, that of a file's size for each file. This guards a class against accidents:
-what fails is the verdict on that file alone. It is no sandbox: the code runs with the teacher's
-rights, may read and write the teacher's files, and can forge its own verdict.
+Torch is loaded once. Each job is a fork with limits (tasks/limited_process.py). This guards a class
+against accidents: what fails is the verdict on that file alone. It is no sandbox: the code runs with
+the teacher's rights, may read and write the teacher's files, and can forge its own verdict.
 """
 
 from __future__ import annotations
@@ -13,45 +11,26 @@ from __future__ import annotations
 import builtins
 import contextlib
 import importlib
-import importlib.util
 import json
 import linecache
 import os
 import random
 import re
-import resource
-import select
 import signal
 import sys
-import threading
 import time
 import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from ..core.errors import nearest
-from .process_tree import (
-    ADOPT_ORPHANS,
-    DIE_WITH_PARENT,
-    anonymous_memory,
-    descendants,
-    end_all,
-    set_process_option,
-)
+from ..tasks import limited_process
+from ..tasks.limited_process import load
 
 OPTIMIZER = "torch._dynamo"  # PyTorch's optimizers import it when they are first used: seconds
-MOST = 10_000  # bytes of printing that are kept
-MEMORY = 2 << 30  # bytes that a learner's code may take beyond what is loaded
-FILE = 64 << 20  # bytes that it may write into one file
-PROCESSES = 64  # that it may have at a time
-LONGEST = 1 << 20  # bytes of a verdict
-# seconds on the wall for each of the processor's: others compute here too, and who sleeps computes
-# nothing
-WALL = 5
-GRACE = 3.0  # seconds between the clock that names the line and the end of the process
-LOOK = 0.2  # seconds between two looks at what the processes of a job take
 STATES = ("passed", "failed", "todo", "error", "stopped")
 
 
@@ -97,16 +76,6 @@ def _copied(value: Any) -> Any:
     ):
         return value.clone()
     return list(map(_copied, value)) if type(value) is list else value
-
-
-def load(path: str, name: str) -> ModuleType:
-    """Run a file as a module."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def verdict(
@@ -158,7 +127,7 @@ def explained(error: BaseException, file: str, name: str) -> dict[str, Any]:
     steps = steps_of(error, file)
     description = " ".join(f"{type(error).__name__}: {error}".split())[:600].removesuffix(":")
     if "allocate memory" in description or isinstance(error, MemoryError):
-        description += f" (a check may take {MEMORY >> 30} GiB)"
+        description += f" (a check may take {limited_process.MEMORY >> 30} GiB)"
     if steps:
         step = steps[-1]
         if isinstance(error, NotImplementedError):
@@ -227,11 +196,11 @@ def run_job(job: dict[str, Any], verdict_fd: int) -> NoReturn:
     if job["shown"].endswith(".ipynb"):  # what Jupyter gives every cell
         builtins.display = print  # type: ignore[attr-defined]
     try:
-        limit(job["seconds"])
+        limited_process.limit(job["seconds"])
         signal.signal(signal.SIGPROF, time_is_up)
         signal.signal(signal.SIGALRM, time_is_up)
         signal.setitimer(signal.ITIMER_PROF, job["seconds"])
-        signal.setitimer(signal.ITIMER_REAL, WALL * job["seconds"])
+        signal.setitimer(signal.ITIMER_REAL, limited_process.WALL * job["seconds"])
         sys.path.insert(0, job["folder"])  # where the learner's other files are
         os.chdir(job["folder"])
         answer(check(job["file"], job["exercise"], job["seed"], job["shown"]))
@@ -253,48 +222,8 @@ def stopped(job: dict[str, Any], computed: float | None = None) -> dict[str, Any
     return verdict(
         "stopped",
         f"Your code had not ended after {job['seconds']:g} seconds of computing or "
-        f"{WALL * job['seconds']:g} by the clock: it computed {computed:.1f} and was stopped",
+        f"{limited_process.WALL * job['seconds']:g} by the clock: it computed {computed:.1f} and was stopped",
         "What does it wait for? A sleep, a lock that is held, a process or a pipe that never ends.",
-    )
-
-
-def limit(seconds: float) -> None:
-    """Bound what this process may take; RLIMIT_DATA is held by Linux alone."""
-    data = MEMORY
-    with contextlib.suppress(OSError):
-        match = re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
-        data += int(match[1]) << 10 if match else 0
-    processor = int(WALL * seconds + GRACE + 60)  # where nobody is left to stop it
-    for kind, most in (
-        (resource.RLIMIT_DATA, data),
-        (resource.RLIMIT_FSIZE, FILE),
-        (resource.RLIMIT_CPU, processor),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (most, most))
-
-
-def excess(job: dict[str, Any], child: int) -> dict[str, Any] | None:
-    """The verdict on a job whose processes together take more than they may; None where they do
-    not."""
-    processes = descendants()
-    computed = sum(processes.values())
-    if computed > job["seconds"] + GRACE:
-        return stopped(job)
-    if computed > job["seconds"] and len(processes) > 1:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGPROF)  # it names the line, as it does when it computes alone
-    if len(processes) > PROCESSES:
-        return verdict(
-            "error", f"Your code had more than {PROCESSES} processes at a time and was stopped"
-        )
-    loaded = anonymous_memory(os.getpid())  # a fork holds what is loaded here
-    if sum(max(0, anonymous_memory(pid) - loaded) for pid in processes) <= MEMORY:
-        return None
-    return verdict(
-        "error",
-        "Your code and the processes that it started took more than "
-        f"{MEMORY >> 20:,} MiB and were stopped",
     )
 
 
@@ -315,84 +244,40 @@ def parsed(data: bytes | bytearray) -> dict[str, Any] | None:
     }
 
 
-def isolate(worker: int, out: int, verdict_fd: int) -> None:
-    """In the fork: a session of its own, no input, printing into ``out``, and none of the worker's
-    pipes."""
-    os.setsid()
-    set_process_option(DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != worker:
-        os._exit(1)
-    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (out, 2)):
-        os.dup2(source, target)
-    for end in [int(path.name) for path in Path("/dev/fd").iterdir()]:
-        with contextlib.suppress(OSError):
-            if end > 2 and end != verdict_fd:
-                os.close(end)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    sys.stdout, sys.stderr = (
-        open(end, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-        for end in (1, 2)
-    )
-
-
-def collect(end: int, printed: bytearray) -> None:
-    """Read a pipe to its end; the beginning is kept."""
-    while data := os.read(end, 1 << 16):
-        printed += data[: MOST + 1 - len(printed)]
-
-
 def supervise(job: dict[str, Any]) -> dict[str, Any]:
-    """Fork for one job, catch what it prints, end it in time; its verdict."""
-    start = time.monotonic()
-    (printed_end, out), (reader, writer) = os.pipe(), os.pipe()
-    sys.stdout.flush()
-    worker, child = os.getpid(), os.fork()
-    if child == 0:
-        isolate(worker, out, writer)
-        run_job(job, writer)
-    os.close(out)
-    os.close(writer)
-    printed, data = bytearray(), bytearray()
-    collector = threading.Thread(target=collect, args=(printed_end, printed), daemon=True)
-    collector.start()
-    result, deadline = None, start + WALL * job["seconds"] + GRACE
-    try:
-        while result is None and time.monotonic() < deadline:
-            if select.select([reader], [], [], LOOK)[0]:
-                chunk = os.read(reader, 1 << 16)
-                if not chunk or len(data) > LONGEST:
-                    break
-                data += chunk
-                result = parsed(data)
-            else:
-                result = excess(job, child)
-    finally:
-        end_all(child)
-        collector.join(1)
-        os.close(printed_end)
-        os.close(reader)
-    seconds = time.monotonic() - start
-    if result is None and data:
+    """The verdict of one job, which a fork of this process checks."""
+    outcome = limited_process.supervise(
+        partial(run_job, job), job["seconds"], lambda data: parsed(data) is not None
+    )
+    result = parsed(outcome.data)
+    if outcome.excess == "time":
+        result = stopped(job)
+    elif outcome.excess == "processes":
+        result = verdict(
+            "error",
+            f"Your code had more than {limited_process.PROCESSES} processes at a time and was "
+            "stopped",
+        )
+    elif outcome.excess:
+        result = verdict(
+            "error",
+            "Your code and the processes that it started took more than "
+            f"{limited_process.MEMORY >> 20:,} MiB and were stopped",
+        )
+    elif result is None and outcome.data:
         result = verdict(
             "error",
             "Your code wrote to a file descriptor that is the check's; write to files that "
             "it opened itself",
         )
-    elif result is None and seconds >= job["seconds"]:
-        result = stopped(job)
     elif result is None:
         result = verdict("error", "Your code ended the process before the check was over")
-    text = printed[:MOST].decode("utf-8", "replace") + ("\n..." if len(printed) > MOST else "")
-    return result | {"printed": text, "seconds": round(seconds, 2)}
+    return result | {"printed": outcome.printed, "seconds": outcome.seconds}
 
 
 def main() -> None:
-    """Read jobs until there are no more. At Ctrl-C the checker ends this process, and with it the
-    job under way."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    set_process_option(ADOPT_ORPHANS, 1)  # so that no process of a learner is lost from sight
+    """Check what there is to check."""
+    limited_process.prepare_worker()
     import torch
 
     # a fork of a process with a pool of threads would wait for them for ever
@@ -400,19 +285,14 @@ def main() -> None:
     from . import check_report, real_model  # noqa: F401  what every check needs, loaded once
 
     real_model.real()
-
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    print("ready", file=channel, flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
+    for job, answer in limited_process.jobs():
         try:
             if "optim" in Path(job["exercise"]).read_text(encoding="utf-8"):
                 importlib.import_module(OPTIMIZER)
             result = supervise(job)
         except OSError as error:
             result = verdict("error", f"The check could not be started: {error}")
-        print(json.dumps(result | {"job": job["job"]}), file=channel, flush=True)
+        answer(result)
 
 
 if __name__ == "__main__":

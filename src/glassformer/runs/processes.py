@@ -150,6 +150,11 @@ def check(train_config: Train, model: config.Model, mesh: Mesh) -> None:
         "one of them beside parallel.data.",
     )
     for axis in inner:
+        need(
+            axis not in train_config.objective.undivided,
+            f"{type(train_config.objective).__name__} needs whole rows and the whole model on each "
+            f"process; leave parallel.{axis} at 1 and share the rows, parallel.data.",
+        )
         ring.check(model) if axis == "context" else CHECKS[axis](model, mesh.extent(axis))
 
 

@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -282,6 +282,20 @@ def begin_round(model: nn.Module, first: bool, present: int) -> None:
     if not first and any(isinstance(reduction, OrderedSum) for reduction in reductions(model)):
         for parameter in model.parameters():
             parameter.grad = None  # the sum is carried by OrderedSum; FSDP2 would add it once more
+
+
+def full_weights(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A function that gives the whole of a weight of ``model`` as its forward pass computes with it,
+    gathered from all processes if it lies in shards."""
+    narrow = any(reduction.narrow for reduction in reductions(model))
+
+    def gather(weight: Any) -> Tensor:
+        full: Tensor = weight.detach()
+        if hasattr(weight, "full_tensor"):
+            full = weight.detach().full_tensor()
+        return full.bfloat16() if narrow else full
+
+    return gather
 
 
 def in_shards(model: nn.Module) -> bool:

@@ -26,6 +26,7 @@ from ..fast.training.sampled_order import (
     padded_states,
     sampled_order,
 )
+from ..scale.shard import full_weights
 from .engine import Completion, Engine, Request
 
 if TYPE_CHECKING:
@@ -35,10 +36,11 @@ EXACT = (config.Full, config.Causal, config.Window)  # rules that the kernels at
 
 
 class Sampler:
-    """An engine of a model's weights as they are now, a low-rank change in them."""
+    """An engine of a model's weights as they are now, a low-rank change in them, whole where several
+    processes hold them in shards."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer | None, context: int) -> None:
-        weights = lora.weights(model)
+        weights = lora.weights(model, full_weights(model))
         with torch.device("meta"):
             self.model = build_model(model.config).eval()
         self.model.load_state_dict(weights, assign=True, strict=False)
@@ -81,7 +83,7 @@ class Sampler:
         them, and the mixtures' loss; ``exact``: with the sampler's bits."""
         documents = PackedDocuments([text[:-1] for text in texts], self.engine.max_context)
         view: Any = sampled_order(model, self.engine.memory_plan.model) if exact else model
-        hidden, flow = hidden_states(view, documents) if exact else padded_states(view, documents)
+        hidden, losses = hidden_states(view, documents) if exact else padded_states(view, documents)
         first = torch.tensor(since)[documents.rows]
         places = (documents.pos >= first - 1).nonzero()[:, 0]
         targets = torch.tensor(
@@ -95,5 +97,5 @@ class Sampler:
         pieces = zip(torch.split(hidden[places], rows), torch.split(targets, rows), strict=True)
         once = len(targets) <= rows
         logs = [log_of(*x) if once else checkpoint(log_of, *x, use_reentrant=False) for x in pieces]
-        aux = torch.stack([*flow.aux.values()]).sum() if flow.aux else None
+        aux = torch.stack([*losses.values()]).sum() if losses else None
         return torch.cat(logs), aux

@@ -29,6 +29,7 @@ ABILITIES = (
     "attention",
     "attribution",
     "edits",
+    "chat",
 )
 CONTEXT = 4096  # tokens that a model is given which does not say how many it reads
 
@@ -60,6 +61,7 @@ def card(cfg: config.Model) -> JsonObject:
         "attention": any(isinstance(node, config.Attention) for node in nodes),
         "attribution": head and not recurrent,
         "edits": True,
+        "chat": False,  # who knows its tokenizer says more
     }
     sizes = {
         "parameters": sum(map(math.prod, shapes(cfg).values())),

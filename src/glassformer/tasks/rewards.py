@@ -6,11 +6,13 @@
     def short(answer, record):      train.objective.reward = "short"
         return 1 / (1 + len(answer))
 
-A function takes the text of an answer and the record that it answers, and returns a number.
+A function takes the text of an answer and the record that it answers, and returns a number. One that
+takes ``seconds`` as well holds that limit itself.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -21,7 +23,7 @@ from typing import Any, TypeAlias
 from ..core.errors import Stuck, UserError, need
 
 Record: TypeAlias = Mapping[str, Any]
-RewardFunction: TypeAlias = Callable[[str, Record], float]
+RewardFunction: TypeAlias = Callable[..., float]
 REWARDS: dict[str, RewardFunction] = {}
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -84,6 +86,20 @@ def json_schema(answer: str, record: Record) -> float:
     return 1.0
 
 
+@reward
+def unit_tests(answer: str, record: Record, seconds: float) -> float:
+    """The share of the record's ``tests`` that the answer, Python code, passes."""
+    from .unit_tests import share_passed
+
+    value = record.get("tests")
+    tests: list[Any] = value if isinstance(value, list) else [value]
+    need(
+        bool(tests) and all(isinstance(test, str) and test.strip() for test in tests),
+        'has no "tests", a list of Python texts; add it or remove that line.',
+    )
+    return share_passed(answer, tests, seconds)
+
+
 def find_reward(name: str) -> RewardFunction:
     """The reward of that name."""
     if name not in REWARDS:
@@ -98,16 +114,18 @@ def compute_reward(name: str, answer: str, record: Record, location: str, second
     """The reward of an answer. FailedReward, with the line, where it raises, is no finite number, or
     takes longer than ``seconds``."""
     function, outcome = find_reward(name), list[Any]()
+    keeps_time = "seconds" in inspect.signature(function).parameters
+    limit = {"seconds": seconds} if keeps_time else {}
 
     def run() -> None:
         try:
-            outcome.append(function(answer, record))
+            outcome.append(function(answer, record, **limit))
         except Exception as error:
             outcome.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(None if keeps_time else seconds)
     value = outcome[0] if outcome else None
     if isinstance(value, UserError):
         raise FailedReward(f"{location} {value}")

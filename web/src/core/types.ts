@@ -39,6 +39,7 @@ export interface Abilities {
   attention: boolean;
   attribution: boolean;
   edits: boolean; // and scores of its heads on random tokens
+  chat: boolean; // it has a chat template
 }
 
 export interface ModelCard {

@@ -4,6 +4,7 @@ import { signal } from "@preact/signals";
 import type { ComponentType } from "preact";
 import { useEffect } from "preact/hooks";
 import { isAttention } from "../core/address";
+import { transport } from "../core/transport";
 import type { ModelCard } from "../core/types";
 import { Playground } from "./playground";
 import type { Screen } from "./screen";
@@ -40,6 +41,14 @@ const unsaved = (card: ModelCard, ability: string) => (card.unsaved?.includes(ab
 /** Of a model that was opened by its own code. */
 const foreign = (card: ModelCard) => (card.abilities.edits || card.unsaved?.includes("edits") ? null : "This model was opened by its own code, and the lens reads models of Glassformer's own families.");
 
+/** Of a model that is not talked with. */
+function silent(card: ModelCard): string | null {
+  if (card.abilities.chat) return null;
+  if (!transport?.live) return "A saved file does not answer. Open the model with “glassformer page” to talk with it.";
+  if (!card.abilities.generate || card.abilities.source) return "This model does not talk: it has no chat template.";
+  return "This is a base model: it has no chat template, so it continues texts, as in the Playground. Train it on conversations (docs/chat.md) to talk with it.";
+}
+
 export const screens: readonly Screen[] = [
   { name: "playground", title: "Playground", order: 1, component: Playground },
   { name: "inside", title: "Inside", order: 2, component: later("inside", () => import("./inside").then((one) => one.Inside)) },
@@ -58,4 +67,8 @@ export const screens: readonly Screen[] = [
   },
   { name: "train", title: "Train", order: 7, component: later("train", () => import("./train").then((one) => one.Train)), alone: true },
   { name: "compare", title: "Compare", order: 8, component: later("compare", () => import("./compare").then((one) => one.Compare)) },
+  {
+    name: "chat", title: "Chat", order: 9, component: later("chat", () => import("./chat").then((one) => one.Chat)), alone: true,
+    absent: silent,
+  },
 ];

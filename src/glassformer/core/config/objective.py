@@ -51,6 +51,8 @@ class Objective:
     """Whether every token of the text is a target once an epoch: its loss tells bits per byte."""
     generates: ClassVar[bool] = False
     """Whether a text that the model writes shows what it has learned so far."""
+    undivided: ClassVar[tuple[str, ...]] = ()
+    """The axes of several processes along which its loss cannot be cut."""
     regularizers: ClassVar[tuple[str, ...]] = ()
     """Settings that change how it is learned and not what."""
     all_pieces: ClassVar[Callable[..., Any] | None] = None

@@ -5,6 +5,7 @@ R rank, I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,9 +62,13 @@ class LoRALinear(Linear):
         """W with the change in it (O, I)."""
         if self.original is not None:
             return self.weight.detach()
-        wide = torch.promote_types(self.weight.dtype, torch.float32)
-        update = self.scale * (self.up.detach().to(wide) @ self.down.detach().to(wide))
-        return (self.weight.detach().to(wide) + update).to(self.weight.dtype)
+        return self.sum(self.weight.detach(), self.down.detach(), self.up.detach())
+
+    def sum(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """A matrix (O, I) with such a change in it."""
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        update = self.scale * (up.to(wide) @ down.to(wide))
+        return (weight.to(wide) + update).to(weight.dtype)
 
     @torch.no_grad()
     def merge(self) -> None:
@@ -92,11 +97,14 @@ def adapted(model: nn.Module) -> dict[str, LoRALinear]:
     }
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every weight of the model as if it had never been adapted: changes are in their matrices."""
-    layers = adapted(model)
-    result = {name: weight.detach() for name, weight in model.named_parameters()}
-    for path, layer in layers.items():
-        result[f"{path}.weight"] = layer.merged_weight()
-        del result[f"{path}.down"], result[f"{path}.up"]
+def weights(
+    model: nn.Module, gather: Callable[[Tensor], Tensor] = Tensor.detach
+) -> dict[str, Tensor]:
+    """Every weight of the model as if it had never been adapted: changes are in their matrices.
+    ``gather`` makes a whole tensor of a weight."""
+    result = {name: gather(weight) for name, weight in model.named_parameters()}
+    for path, layer in adapted(model).items():
+        change = result.pop(f"{path}.down"), result.pop(f"{path}.up")
+        if layer.original is None:
+            result[f"{path}.weight"] = layer.sum(result[f"{path}.weight"], *change)
     return result

@@ -218,23 +218,23 @@ class PackedDocuments:
         return z.transpose(0, 1)[:, self.rows, self.pos][None]
 
 
-def hidden_states(view: Any, documents: PackedDocuments) -> tuple[Tensor, Flow]:
+def hidden_states(view: Any, documents: PackedDocuments) -> tuple[Tensor, dict[str, Tensor]]:
     """The last hidden states (N, C) of all tokens by a view that ``sampled_order`` made, and the
-    flow of the pass."""
+    auxiliary losses of the pass."""
     tokens = torch.tensor([*itertools.chain(*documents.texts)])[None]
     flow = view.flow(tokens, documents.pos[None], documents.rows[None])
     flow.by_position = lambda key, make: documents.by_position(make)
     flow.engine = AttentionEngine("sampled", documents.attention, lambda inputs: True, None)
-    hidden: Tensor = view.decoder(view.embed(tokens, flow), flow)
-    return hidden[0], flow
+    view.flow = lambda *inputs: flow
+    output = view(tokens, logits="none")  # a call gathers weights that lie in shards
+    return output.hidden[0], output.aux
 
 
-def padded_states(model: Any, documents: PackedDocuments) -> tuple[Tensor, Flow]:
+def padded_states(model: Any, documents: PackedDocuments) -> tuple[Tensor, dict[str, Tensor]]:
     """The same by the ordinary forward pass, a text a row; its bits are not the sampler's."""
     tokens = torch.zeros_like(documents.padded)
     tokens[documents.rows, documents.pos] = torch.tensor([*itertools.chain(*documents.texts)])
     pos = torch.full_like(documents.padded, -1)
     pos[documents.rows, documents.pos] = documents.pos
-    flow = model.flow(tokens, None if bool((pos >= 0).all()) else pos)
-    hidden = model.decoder(model.embed(tokens, flow), flow)
-    return hidden[documents.rows, documents.pos], flow
+    output = model(tokens, pos=None if bool((pos >= 0).all()) else pos, logits="none")
+    return output.hidden[documents.rows, documents.pos], output.aux

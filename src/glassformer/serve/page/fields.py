@@ -17,6 +17,7 @@ from pydantic import (
 
 from ...core.errors import need
 from ..asgi.body_errors import field_error, is_ids, validation_error
+from ..asgi.limits import MOST_MESSAGES
 
 MAX_TEXT = 1 << 20  # characters of a text
 
@@ -97,9 +98,19 @@ class GrowthFields(InputFields):
     start: Ids | None = None
 
 
-class GenerateFields(GrowthFields):
-    """One continuation, drawn."""
+class ChatMessage(PageFields):
+    """A message of a conversation."""
 
+    role: Literal["system", "user", "assistant"]
+    content: Text
+
+
+class GenerateFields(GrowthFields):
+    """One continuation, drawn: of a text, or the answer to ``messages``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)] | None = (
+        None
+    )
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     settings: SamplingSettings = SamplingSettings()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,7 +35,15 @@ def generate(
     tokens."""
     from ...sight import answers
 
+    settings = fields.settings.model_dump(exclude_unset=True)
+    if fields.messages is not None:
+        chat_ids, ends, saved = _conversation(models, fields, check)
+        seed = secrets.randbits(31) if fields.seed is None else fields.seed
+        fields = fields.model_copy(update={"ids": chat_ids, "seed": seed})
+        settings = saved | settings
     name, loaded, ids, options = _generation_input(models, fields, check)
+    if fields.messages is not None:
+        options["eos"] = ends
     from ...core.generation import generate as start_generation
 
     with loaded.acquire(check):
@@ -45,7 +54,7 @@ def generate(
             seed=fields.seed,
             likely=TOP,
             **options,
-            **fields.settings.model_dump(exclude_unset=True),
+            **settings,
         )
     yield "start", {"ids": ids, "seed": generation.seed, "model": name}
     steps = iter(generation)
@@ -73,6 +82,35 @@ def generate(
             },
         )
     yield "end", {"finish": row.finish, "text": row.text}
+
+
+def _conversation(
+    models: Models, fields: GenerateFields, check: CancelCheck
+) -> tuple[list[int], list[int], dict[str, Any]]:
+    """The ids that the model's chat template makes of messages, what ends an answer, and the settings
+    that the model's folder names, as ``glassformer chat`` has them. UserError for a base model."""
+    from ...formats.chat_template import ChatTemplate
+    from ...formats.generation_config import saved_sampling
+
+    entry = models[fields.model]
+    source = entry.chat_template()
+    if source is None:
+        raise UserError(
+            f"{entry.title} is a base model: it has no chat template, so it continues texts, as in "
+            "the Playground; train it on conversations (docs/chat.md)."
+        )
+    tokenizer = entry.open(check).tokenizer
+    template = ChatTemplate(source, tokenizer)
+    saved = saved_sampling(entry.checkpoint.folder)
+    ids = template.tokens([message.model_dump() for message in fields.messages or ()])
+    context = entry.checkpoint.config.context
+    need(
+        len(ids) <= context,
+        f"The chat would have {len(ids):,} tokens and the context is {context:,}; begin anew, or "
+        "write a shorter message.",
+    )
+    ends = [*tokenizer.end_ids, *template.closing()]
+    return ids, ends, {name: value for name, value in saved.items() if value is not None}
 
 
 def beams(models: Models, fields: BeamFields, check: CancelCheck) -> JsonObject:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
+from ...formats.chat_template import find
 from ...formats.checkpoint import Checkpoint, has_tokenizer
 from ...formats.resolve import MODELS, is_recipe
 from ...sight.answers import card, module_card
@@ -196,12 +197,20 @@ class ModelEntry:
         """Tokenizer, without loading the weights; None if there is none."""
         return self.checkpoint.tokenizer()
 
+    def chat_template(self) -> str | None:
+        """The template that makes one text of a conversation; None of a base model."""
+        folder = self.checkpoint.folder
+        return None if folder is None or self.checkpoint.config.has_source else find(folder)
+
     def card(self) -> JsonObject:
         """Description of the model from its config, without loading it."""
+        facts = card(self.checkpoint.config)
+        with suppress(UserError):  # of a folder whose files are broken
+            facts["abilities"]["chat"] = self.chat_template() is not None
         return {
             "name": self.id,
             "title": self.title,
-            **card(self.checkpoint.config),
+            **facts,
             "labels": list(self.checkpoint.labels),
             "dtype": None if self.loaded is None else self.loaded.dtype,
             "loaded": self.loaded is not None,
@@ -221,6 +230,9 @@ class InMemoryEntry(ModelEntry):
 
     def open_tokenizer(self) -> Any:
         return self.tokenizer
+
+    def chat_template(self) -> str | None:
+        return self.tokenizer.chat_template if self.tokenizer else None
 
     def open(self, check: CancelCheck = lambda: None) -> Loaded:
         with acquire(self.lock, check):

@@ -46,6 +46,8 @@ class Distill(Chat):
     temperature: PositiveFloat = 2.0  # both models' logits are divided by it
     alpha: Weight = 0.5  # how much the teacher counts; the rest is the loss of Chat
 
+    undivided = ("context", "tensor")  # the teacher reads whole rows, and scores all tokens
+
     def encode(self, table: ExampleTable, tokenizer: Tokenizer, fit: Fit) -> Encoded:
         """The conversations; with saved logits each knows where its tokens are among them."""
         from ...formats import store
@@ -113,10 +115,6 @@ class Distill(Chat):
 
         from ...core.training.loss import ONE_SHOT, forward, token_loss, tokens_in
 
-        need(
-            model.head.cross_entropy is None,
-            "Distill needs the whole vocabulary on each process; leave parallel.tensor at 1.",
-        )
         output, indices = forward(model, batch), batch.target_indices()
         hard = token_loss(model, output, batch.targets, smoothing, indices)
         states = output.hidden.flatten(0, 1)[indices]

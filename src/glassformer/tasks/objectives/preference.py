@@ -48,6 +48,7 @@ class Preference(Conversations):
     example_fields = ("chosen", "rejected", "prompt")
     optional = ("prompt",)
     without_reference = 'method = "simpo"'
+    undivided = ("context", "tensor")
 
     def __post_init__(self) -> None:
         only_simpo = 'margin is for simpo alone; leave it out, or set method = "simpo".'
@@ -138,10 +139,6 @@ def log_probabilities(model: Any, hidden: Tensor, batch: Batch) -> tuple[Tensor,
     from ...core.training.loss import ONE_SHOT
 
     head = model.head
-    need(
-        head.cross_entropy is None,
-        "Preference needs the whole vocabulary on each process; leave parallel.tensor at 1.",
-    )
 
     def log_probability(states: Tensor, targets: Tensor) -> Tensor:
         logits = head(states, model.embed).float()

@@ -64,7 +64,7 @@ class Rewarded(Conversations):
     Each step draws anew, by the run's seed and step.
     """
 
-    reward: str = "exact"  # exact, number, regex, json_schema, or a function of yours by its name
+    reward: str = "exact"  # exact, number, regex, json_schema, unit_tests, or your function's name
     group: PositiveInt = 8  # answers of a prompt
     max_new: PositiveInt = 64  # tokens of an answer at most
     method: Literal["grpo", "dapo", "dr_grpo"] = "grpo"  # over what the loss is a mean
@@ -77,9 +77,13 @@ class Rewarded(Conversations):
     template: str = ""  # a chat template's file, or chatml; none: the tokenizer's, or none at all
     date: str = "2024-07-26"  # today, for templates that write a date
 
-    example_fields = ("prompt", "messages", "answer")
+    example_fields = ("prompt", "messages", "answer", "tests")
     optional = example_fields
     without_reference = "beta = 0"
+    undivided = ("context", "tensor", "expert")  # an engine draws with whole weights
+    casts_weights = (
+        False  # of several processes too each draws and learns with those that are stored
+    )
 
     @property
     def needs_reference(self) -> bool:

@@ -132,8 +132,8 @@ class Trace(ModuleTrace):
         """``check`` is called at each named value of the pass and may raise.
 
         With an ``address`` the pass is for this question alone: it ends with the block of the
-        address, and of the blocks before it keeps what they add to the residual stream. Their other
-        numbers are computed again when they are asked for, with the same bits.
+        address, and of each block before it keeps what it gives to the next. Its other numbers are
+        computed again when they are asked for, with the same bits.
         """
         self.check_pass = check
         self.model = model

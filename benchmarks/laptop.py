@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from glassformer.core import config, files
 from glassformer.core.checkpoints import tensors as tensorfiles
+from glassformer.core.config import serial
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train
 from glassformer.families import write_config
@@ -97,7 +99,36 @@ def few_bits(
     cfg: config.Model, meta: torch.nn.Module, bits: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The page and the files of a model in few bits, of codes and scales that are drawn."""
-    raise NotImplementedError
+    layout = QuantizedLayout(bits)
+    plan, pieces = layout.plan(meta), []
+    for name, weight in meta.named_parameters():
+        if name not in plan:
+            make = partial(progress, name, draw, tuple(weight.shape))
+            pieces.append(tensorfiles.PendingTensor(name, weight.dtype, tuple(weight.shape), make))
+            continue
+        rows, columns = weight.shape
+        few, groups = plan[name], -(-columns // layout.group)
+        kind, shape = (
+            (torch.uint8, (rows, columns // 2)) if few == 4 else (torch.int8, (*weight.shape,))
+        )
+        codes = partial(progress, name, partial(draw_codes, kind), shape)
+        # uniform codes of the size that new weights have
+        scale = partial(torch.full, (rows, groups), 0.02 * 12**0.5 / 2**few, dtype=torch.float16)
+        pieces.append(tensorfiles.PendingTensor(name + quantized_weights.CODES, kind, shape, codes))
+        scales = (name + quantized_weights.SCALES, torch.float16, (rows, groups), scale)
+        pieces.append(tensorfiles.PendingTensor(*scales))
+    page = vars(quantized_weights.CodesConfig(quantized_weights.VERSION, layout.group, "bfloat16"))
+    book = {"glassformer": FORMAT, "model": serial.to_dict(cfg), quantized_weights.KEY: page}
+    metadata = {quantized_weights.KEY: json.dumps(page)}
+    return book, tensorfiles.contents(pieces, metadata=metadata)
+
+
+def draw_codes(kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Uniform codes whose mean is 0: -7 to 7, two in a byte, or -127 to 127."""
+    if kind == torch.int8:
+        return torch.randint(-127, 128, shape, dtype=kind)
+    low, high = torch.randint(1, 16, (2, *shape), dtype=kind)
+    return low + 16 * high
 
 
 def progress(name: str, draw: Any, shape: tuple[int, ...]) -> Tensor:
@@ -132,17 +163,18 @@ def ask(folder: Path, address: str, up: int, threads: int) -> None:
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    peak = {"RssAnon": 0, "RssFile": 0}
+    peak, processor = {"RssAnon": 0, "RssFile": 0}, resource.getrusage(resource.RUSAGE_CHILDREN)
     while process.poll() is None:
         for name, count in resident(process.pid).items():
             peak[name] = max(peak[name], count)
         time.sleep(SAMPLE)
-    seconds = time.perf_counter() - start
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = sum(after[:2]) - sum(processor[:2])  # user and system
     output, errors = process.communicate()
     if process.returncode:
         raise SystemExit(f"This question failed: {' '.join(command)}\n{errors}")
     print(
-        f"{output.splitlines()[0]}\n    {seconds:.1f} s, anonymous {peak['RssAnon'] / 2**20:.2f} GiB, "
+        f"{output.splitlines()[0]}\n    {seconds:.1f} s, {used:.1f} s of the processor, anonymous {peak['RssAnon'] / 2**20:.2f} GiB, "
         f"mapped files {peak['RssFile'] / 2**20:.2f} GiB; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )

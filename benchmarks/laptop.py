@@ -174,7 +174,8 @@ def ask(folder: Path, address: str, up: int, threads: int) -> None:
     if process.returncode:
         raise SystemExit(f"This question failed: {' '.join(command)}\n{errors}")
     print(
-        f"{output.splitlines()[0]}\n    {seconds:.1f} s, {used:.1f} s of the processor, anonymous {peak['RssAnon'] / 2**20:.2f} GiB, "
+        f"{output.splitlines()[0]}\n    {seconds:.1f} s, {used:.1f} s of the processor, "
+        f"anonymous {peak['RssAnon'] / 2**20:.2f} GiB, "
         f"mapped files {peak['RssFile'] / 2**20:.2f} GiB; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )

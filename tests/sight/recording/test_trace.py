@@ -251,7 +251,7 @@ def test_a_pass_for_one_address_ends_there_and_keeps_its_block():
     model = tiny.model(tiny.ALL["mixed"])
     full, part = traced(model), for_address(model, "decoder.blocks.2.attn.scores[0,7,2]")
     assert not part.holds("decoder.blocks.3.resid") and not part.holds("logits[0,0]")
-    kept = {block: 0 for block in range(3)}
+    kept = dict.fromkeys(range(3), 0)
     for op in full.plan:
         if (block := op.layer) is not None and block < 3:
             kept[block] += part.value(op.id).tensor is not None

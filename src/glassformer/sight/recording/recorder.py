@@ -79,8 +79,8 @@ class Reached(Exception):
 
 
 class Stages(NamedTuple):
-    """What a pass does for one question: of the modules at the paths ``passed`` it keeps the result
-    alone, and after the module ``final`` it ends ("": it goes to its end)."""
+    """The modules of a pass for one question: those at the paths ``passed`` are recorded by their
+    result alone, and the pass stops after the module ``final`` ("": it runs to its end)."""
 
     passed: frozenset[str] = frozenset()
     final: str = ""

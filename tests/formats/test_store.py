@@ -279,6 +279,18 @@ def test_names_that_lead_nowhere(name, message, tmp_path, monkeypatch):
         store.load(name)
 
 
+def test_weights_in_a_mapped_file_need_no_free_memory(tmp_path, llama, monkeypatch):
+    """What must change on the way, as by another dtype, is refused where there is no room."""
+    monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)
+    monkeypatch.setattr("glassformer.core.memory.available_memory", lambda device="cpu": 1000)
+    store.save(llama, tmp_path)
+    assert equal_weights(store.load(tmp_path)[0], llama)
+    store.Checkpoint.open(tmp_path).check()
+    for options in ({"mapped": False}, {"dtype": "bfloat16"}, {"bits": 8}):
+        with mistake("The weights take .* and cpu has 1,000 bytes free"):
+            store.load(tmp_path, **options)
+
+
 def test_a_hub_name_is_found_in_the_cache(tmp_path, llama, monkeypatch):
     """The hub's cache as huggingface_hub lays it out, read offline, its files links to blobs."""
     constants = pytest.importorskip("huggingface_hub").constants

@@ -51,7 +51,7 @@ def model_info(name: str) -> dict[str, Any]:
     refused; no weight is read."""
     from ..core import files, memory
     from ..core.checkpoints.headers import read_headers
-    from ..formats import chat_template, weights
+    from ..formats import chat_template
     from ..formats.checkpoint import Checkpoint, open_tokenizer
     from ..formats.gguf_file import read_gguf
     from ..formats.resolve import resolve
@@ -81,9 +81,6 @@ def model_info(name: str) -> dict[str, Any]:
         values["memory_float32"] = memory.gibibytes(4 * parameters)
         values["memory_bfloat16"] = memory.gibibytes(2 * parameters)
         attempt(checkpoint.check)
-        smallest = weights.MODEL_DTYPES["bfloat16"]
-        if not checkpoint.gguf and checkpoint.quantization is None:
-            attempt(lambda: weights.must_fit(checkpoint.config, smallest, None))
     tokenizer: Any = None
     template: Any = None
     if folder is not None:

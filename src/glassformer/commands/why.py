@@ -83,7 +83,7 @@ def run(
     model, tokenizer = options.load_with_tokenizer()
     from ..sight.recording.trace import trace
 
-    tape = trace(model, tokenizer, text, source, edit)
+    tape = trace(model, tokenizer, text, source, edit, address=address)
     if address is None:
         return CommandOutput(tape.to_dict, tape.lines)
     value, index = tape.parse(address)

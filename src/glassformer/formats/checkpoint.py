@@ -204,16 +204,23 @@ class Checkpoint:
         return model
 
     def check(self) -> None:
-        """UserError where the names or shapes of the weights are not the config's; loads none."""
+        """UserError where the names or shapes of the weights are not the config's, or this machine
+        has not the memory for those of float numbers; loads none."""
         from . import adapters, gguf, weights
 
+        smallest = weights.MODEL_DTYPES["bfloat16"]
         if self.gguf and self.folder is not None:
             gguf.check(self.folder)
         elif self.folder is not None and self.base is not None:
             self._of_base(Checkpoint.check)
             adapters.check(self.config, self.folder)
         elif self.folder is not None and self._plain:
-            weights.check_links(self.config, *self._names(), self._files(mapped=True))
+            files = self._files(mapped=True)
+            links, _ = weights.check_links(self.config, *self._names(), files)
+            in_files = weights.mapped_params(links, files, files.dtype)
+            weights.must_fit(self.config, smallest, None, in_files=in_files)
+        elif self.quantization is None:
+            weights.must_fit(self.config, smallest, None)
 
     def fingerprint(self) -> str | None:
         """A SHA-256 of where the tensors lie and of some numbers of each; None where there are none.

@@ -51,17 +51,23 @@ class MappedFiles(Files):
         # Mapped beside read, to the first token (docs/performance.md): GPT-2 124M 560 -> 200 ms; a
         # 1.1 B in bf16 23.2 -> 4.6 s on a busy machine. safe_open maps too, but cannot let go of
         # pages (see release).
-        entry, dtype = self.entries[name], DTYPES[self.entries[name].dtype]
-        if entry.path not in self._maps:
-            self._maps[entry.path] = _map(entry.path)
-        buffer = self._maps.get(entry.path)
-        if buffer is None or entry.start == entry.end or entry.start % dtype.itemsize:
+        if not self.can_map(name):
             return self.load(name)
+        entry, dtype = self.entries[name], DTYPES[self.entries[name].dtype]
+        buffer = self._maps[entry.path]
+        assert buffer is not None
         need(entry.end <= len(buffer), damaged(entry.path, "it ended while it was read"))
         count = (entry.end - entry.start) // dtype.itemsize
         return torch.frombuffer(buffer, dtype=dtype, offset=entry.start, count=count).view(
             entry.shape
         )
+
+    def can_map(self, name: str) -> bool:
+        entry = self.entries[name]
+        if entry.path not in self._maps:
+            self._maps[entry.path] = _map(entry.path)
+        is_aligned = entry.start % DTYPES[entry.dtype].itemsize == 0
+        return self._maps[entry.path] is not None and is_aligned and entry.start < entry.end
 
     def lies_mapped(self, name: str) -> bool:
         return self._maps.get(self.entries[name].path) is not None
@@ -137,6 +143,7 @@ class _FirstUse:
 
     def __call__(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
-            check_weights(self.weights.items())
+            with torch._C.DisableTorchFunction():  # no step of a pass that is recorded
+                check_weights(self.weights.items())
             self.weights.clear()
             self.handle.remove()

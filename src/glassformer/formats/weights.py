@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -350,7 +350,7 @@ def load_model(
     A ``layout`` quantizes each weight as it is read, so the model never stands here as a whole.
     """
     present, stored = check_links(cfg, table, published, files)
-    must_fit(cfg, dtype, device, layout)
+    must_fit(cfg, dtype, device, layout, in_files=mapped_params(present, files, dtype))
     model = build_model(cfg, device="meta", dtype=dtype)
     bits, mapped = {} if layout is None else layout.plan(model), list[str]()
     allocate(model, device or torch.get_default_device())
@@ -364,6 +364,18 @@ def load_model(
                 del params[name]  # what was read of it is given back
     check_when_used(model, mapped)
     return model
+
+
+def mapped_params(links: Iterable[Link], files: Files, dtype: torch.dtype) -> set[str]:
+    """The parameters that are views of a mapped file on a CPU, since nothing of them changes."""
+    names = set[str]()
+    for link in links:
+        rule = link.rule
+        changes = link.stacks or rule.transpose or rule.axes or rule.groups > 1
+        kinds = {DTYPES[files.entries[name].dtype] for name in link.file_names}
+        if not changes and kinds == {dtype} and all(map(files.can_map, link.file_names)):
+            names.update(link.param_names)
+    return names
 
 
 def check_links(
@@ -391,14 +403,17 @@ def must_fit(
     device: Device,
     layout: QuantizedLayout | None = None,
     drawn: bool = False,
+    in_files: Container[str] = (),
 ) -> None:
     """UserError where the device has not the memory for the model's weights.
 
     Those of a ``layout`` take what few bits take, but where they are ``drawn`` they stand there in
-    ``dtype`` first.
+    ``dtype`` first. On a CPU those that are views of mapped files, ``in_files``, take none.
     """
     target_device = torch.device(device) if device is not None else torch.get_default_device()
-    numbers = sum(torch.Size(shape).numel() for shape in shapes(cfg).values())
+    outside = in_files if target_device.type == "cpu" and layout is None else ()
+    sizes = {name: torch.Size(shape).numel() for name, shape in shapes(cfg).items()}
+    numbers = sum(size for name, size in sizes.items() if name not in outside)
     needed = full_size = dtype.itemsize * numbers
     size_text = plain = f"{memory.gibibytes(full_size)} in {str(dtype).removeprefix('torch.')}"
     smaller = "a smaller model or dtype"

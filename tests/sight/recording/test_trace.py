@@ -3,6 +3,8 @@ embedding."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -14,7 +16,7 @@ from glassformer.core.nn import Tape
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import edits, look
 from glassformer.sight.recording import Explanation
-from glassformer.sight.recording.trace import Trace, trace
+from glassformer.sight.recording.trace import Trace, record, trace
 from mistakes import SENTENCES, mistake
 
 
@@ -209,3 +211,57 @@ def test_causes_are_named_without_the_batch_row():
     chosen = [cause.address for cause in causes.causes if cause.kind == "chosen"]
     assert chosen == [f"decoder.blocks.{at}.attn.z[{head},5]" for at in (0, 1) for head in range(4)]
     assert causes.difference < 1e-5 * abs(causes.value)
+
+
+# ------------------------------------------------------------------------- a pass for one address
+
+
+def for_address(model, address):
+    source = tiny.tokens(1, 9, seed=5) if name_of(model) == "EncoderDecoder" else None
+    return record(model, None, tiny.tokens(1, 11), source, address=address)
+
+
+def block_of(address):
+    match = re.match(r"\w+\.blocks\.\d+(?=\.)", address)
+    return match.group() if match else ""
+
+
+@pytest.mark.parametrize("name", tiny.ALL | tiny.SINKS)
+def test_a_pass_for_one_address_has_the_bits_of_the_whole_pass(name):
+    """All of its block, of the blocks before it, and what none computes; nothing behind it."""
+    model = tiny.model((tiny.ALL | tiny.SINKS)[name])
+    traced(model)  # the first pass makes tables of positions
+    full = traced(model)
+    found = [*dict.fromkeys(block_of(op.id) for op in full.plan)]
+    for block in {found[0], found[len(found) // 2]}:  # "": a number behind or before all blocks
+        inside = [op.id for op in full.plan if block_of(op.id) == block]
+        part = for_address(model, f"{inside[0]}[0]")
+        blocks = [[*dict.fromkeys(block_of(op.id) for op in x.plan)] for x in (part, full)]
+        assert blocks[0] == blocks[1][: blocks[1].index(block) + 1] or not block
+        for op in part.plan:
+            assert torch.equal(part[op.id], full[op.id]), (block, op.id)
+        for address in (inside[len(inside) // 3], inside[-1]):
+            at = f"{address}[{','.join('0' for _ in full.plan[address].shape)}]"
+            shared = not part.holds(at)  # a module that another block computes with too
+            mine = (for_address(model, at) if shared else part).why(at, 4)
+            assert [x.to_dict(4) for x in mine] == [x.to_dict(4) for x in full.why(at, 4)]
+
+
+def test_a_pass_for_one_address_ends_there_and_keeps_its_block():
+    model = tiny.model(tiny.ALL["mixed"])
+    full, part = traced(model), for_address(model, "decoder.blocks.2.attn.scores[0,7,2]")
+    assert not part.holds("decoder.blocks.3.resid") and not part.holds("logits[0,0]")
+    kept = dict.fromkeys(range(3), 0)
+    for op in full.plan:
+        if (block := op.layer) is not None and block < 3:
+            kept[block] += part.value(op.id).tensor is not None
+    # of an earlier block its result, and z, which the engine computes in one
+    assert kept[0] == kept[1] == 2 and kept[2] > 10
+    assert part.kept_bytes < full.kept_bytes / 2
+    weight = for_address(model, "decoder.blocks.3.ffn.up.weight[2,1]")
+    assert not weight.holds("decoder.blocks.0.resid")
+    assert weight.explain("decoder.blocks.3.ffn.up.weight[2,1]").kind == "weight"
+    logits = for_address(model, "logits[3,5]")
+    assert torch.equal(logits.answer, full.answer) and logits.kept_bytes < full.kept_bytes / 2
+    with mistake("Nothing has the address"):
+        for_address(model, "decoder.blocks.2.attn.score").explain("decoder.blocks.2.attn.score[0]")

@@ -65,6 +65,10 @@ class Files(Headers):
         """The tensor ``name``; as it lies in its file where that is mapped (formats/mapped.py)."""
         return self.load(name)
 
+    def can_map(self, name: str) -> bool:
+        """True where ``take`` will give a view of the mapped file."""
+        return False
+
     def lies_mapped(self, name: str) -> bool:
         """True where ``take`` gave a view of the mapped file, whose pages nobody has read yet."""
         return False

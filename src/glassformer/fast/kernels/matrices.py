@@ -128,7 +128,7 @@ def _pack_integers(kind: str, weight: Tensor, scales: Tensor) -> Packed:
         raise ValueError("weights of 4 bits lie from -8 to 7")
     if path() == "torch":
         return Packed(kind, outputs, inputs, weight, half, "torch")
-    unsigned = (F.pad(weight, (0, -inputs % GROUP)).to(torch.int16) + OFFSET[kind]).to(torch.uint8)
+    unsigned = F.pad(weight, (0, -inputs % GROUP)).view(torch.uint8) + OFFSET[kind]  # wraps round
     data = _paneled(unsigned, 4).reshape(-1, groups, 8, PANEL, 4)
     if kind == "int4":
         data = data[:, :, :4] | (data[:, :, 4:] << 4)

@@ -23,7 +23,7 @@ from .causes import Caused
 from .opening import Explanation, explain
 from .operations import Edit, Key, Slices, Value
 from .plan import Plan
-from .recorder import Recorder
+from .recorder import WHOLE_PASS, Recorder, Stages
 from .rules import Index, read
 from .structure import Structure
 
@@ -50,12 +50,13 @@ class ModuleTrace(Caused):
         keep: int = KEEP,
         edits: Mapping[Key, Edit] | None = None,
         tokenizer: Tokenizer | None = None,
+        stages: Stages = WHOLE_PASS,
     ) -> None:
         _check(module)
         self.tokenizer = tokenizer
         self.module, self.args, self.kwargs = module, args, dict(kwargs or {})
         self.keep, self.key_edits = keep, dict(edits or {})
-        recorder = Recorder(keep, self.key_edits)
+        recorder = Recorder(keep, self.key_edits, stages)
         started = time.perf_counter()
         with recorder.watching(module):
             for address, tensor in self._inputs().items():
@@ -63,7 +64,7 @@ class ModuleTrace(Caused):
             self.output = self._call(recorder)
         self.seconds = time.perf_counter() - started
         self.outputs = fields(self.output)
-        if not self.outputs:
+        if not self.outputs and not stages.final:
             raise UserError(
                 f"{type(module).__name__} returns no tensor, so there is nothing to explain."
             )
@@ -110,6 +111,11 @@ class ModuleTrace(Caused):
         raise UserError(
             f'Nothing has the address "{name}".{meant}{nearby} `why MODEL TEXT` lists them all.'
         )
+
+    def holds(self, address: str) -> bool:
+        """True where the pass has a value of this name."""
+        name = address.partition("[")[0].strip()
+        return name in self.values or name in self.aliases
 
     def parse(self, address: str) -> tuple[Value, Slices]:
         """An address as a value and an index, of as many dimensions as are given."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -74,15 +74,32 @@ def overlay(old: Geometry, new: Geometry, below: Tensor, above: Tensor) -> Tenso
     return memory.as_strided(below.shape, old[2], old[1] - shift).clone()
 
 
+class Reached(Exception):
+    """The module that a pass was to reach has given its result."""
+
+
+class Stages(NamedTuple):
+    """The modules of a pass for one question: those at the paths ``passed`` are recorded by their
+    result alone, and the pass stops after the module ``final`` ("": it runs to its end)."""
+
+    passed: frozenset[str] = frozenset()
+    final: str = ""
+
+
+WHOLE_PASS = Stages()
+
+
 class Recorder(TorchFunctionMode):
     """Records what is computed while it is active; ``keep`` bounds the bytes of the values.
 
     ``edits`` are functions of the values that they replace, by the key of a value.
     """
 
-    def __init__(self, keep: int, edits: Mapping[Key, Edit] | None = None) -> None:
+    def __init__(
+        self, keep: int, edits: Mapping[Key, Edit] | None = None, stages: Stages = WHOLE_PASS
+    ) -> None:
         super().__init__()
-        self.keep, self.edits = keep, dict(edits or {})
+        self.keep, self.edits, self.stages = keep, dict(edits or {}), stages
         self.applied: set[Key] = set()  # of the edits
         self.operations: list[Operation] = []
         self.leaves: list[Value] = []
@@ -151,6 +168,10 @@ class Recorder(TorchFunctionMode):
             # else it only hands on what it was given
             if value.operation in self.operations[start:]:
                 self.returned[path] = value
+            if path in self.stages.passed:
+                self._forget(start, value)
+            if path == self.stages.final:
+                raise Reached
 
     @property
     def path(self) -> str:
@@ -260,6 +281,20 @@ class Recorder(TorchFunctionMode):
             self.kept_bytes += size
             for old in self._kept.pop(dropped):
                 old.tensor = None
+
+    def _forget(self, start: int, result: Value) -> None:
+        """Drops what was computed from operation ``start`` on, but the result and what fused
+        functions gave."""
+        inside = {x for operation in self.operations[start:] for x in operation.outputs}
+        inside -= {result, *self._fused}
+        for storage, values in list(self._kept.items()):
+            if inside.issuperset(values):
+                self.kept_all = False
+                for value in self._kept.pop(storage):
+                    value.tensor = None
+        self._largest = [pair for pair in self._largest if pair[1] in self._kept]
+        heapq.heapify(self._largest)
+        self.kept_bytes = -sum(size for size, _ in self._largest)
 
     def _copy_kept(self, target: Tensor) -> None:
         """Copies the numbers that a write into ``target`` changes."""

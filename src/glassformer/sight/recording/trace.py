@@ -10,6 +10,7 @@ import copy
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +31,7 @@ from ...core.nn.attention import (
 )
 from ...core.nn.finite import must_be_finite
 from ...core.nn.hooks import Edit
-from ...core.nn.model import inference
+from ...core.nn.model import Block, inference
 from .. import answers, looking, passes, text_table
 from ..axes import SQUARE, along_source
 from ..labels import token_record
@@ -41,7 +42,7 @@ from .operations import Operation, Value
 from .outside import Outside
 from .plan import Plan, axes_of
 from .program import program
-from .recorder import Recorder
+from .recorder import WHOLE_PASS, Reached, Recorder, Stages
 from .rules import MOVES, behind
 
 if TYPE_CHECKING:
@@ -89,6 +90,17 @@ class NamingTape(Tape):
         self.recorder.name(path, x)
 
 
+def stages_of(model: Model, address: str) -> Stages:
+    """The stages of a pass for one address: blocks before its own are passed, its own is the
+    last."""
+    name = address.partition("[")[0].strip()
+    blocks = [path for path, module in model.named_modules() if isinstance(module, Block)]
+    final = next((path for path in blocks if f"{name}.".startswith(f"{path}.")), "")
+    if name in dict(model.named_parameters()):  # nothing is computed
+        final = "embed"
+    return Stages(frozenset(blocks) - {final}, final)
+
+
 class DenseMask(NamedTuple):
     """A mask that is written out already."""
 
@@ -115,13 +127,20 @@ class Trace(ModuleTrace):
         edits: Mapping[str, Any] | None = None,
         keep: int = KEEP,
         check: Callable[[], None] = lambda: None,
+        address: str | None = None,
     ) -> None:
-        """``check`` is called at each named value of the pass and may raise."""
+        """``check`` is called at each named value of the pass and may raise.
+
+        With an ``address`` the pass is for this question alone: it ends with the block of the
+        address, and of each block before it keeps what it gives to the next. Its other numbers are
+        computed again when they are asked for, with the same bits.
+        """
         self.check_pass = check
         self.model = model
         self.tokens, self.source, self.edits = tokens, source, edits or {}
         ids = (tokens,) if source is None else (tokens, source)
-        super().__init__(model, ids, {}, keep, tokenizer=tokenizer)
+        stages = WHOLE_PASS if address is None else stages_of(model, address)
+        super().__init__(model, ids, {}, keep, tokenizer=tokenizer, stages=stages)
         if not self.edits:  # which may set anything
             # fused kernels make zeros of NaN scores: outputs hide them
             named = (
@@ -146,8 +165,10 @@ class Trace(ModuleTrace):
         view = copy.copy(self.model)  # the same weights, with an engine of its own
         if not changed:
             view.engine = self._engine(recorder)
+        output = None
         with inference(self.model):
-            output = view(*self.args, tape=tape)
+            with suppress(Reached):
+                output = view(*self.args, tape=tape)
             for path in attentions:
                 projections = [recorder.modules.get(f"{path}.{name}") for name in "qkv"]
                 present = [value for value in projections if value is not None]
@@ -331,13 +352,19 @@ def record(
     source: Any = None,
     edits: Any = (),
     keep: int = KEEP,
+    address: str | None = None,
 ) -> ModuleTrace:
     """A pass over a text (or a row of ids), recorded; ``edits`` of a model that is not ours are
     functions by address."""
     if not isinstance(model, Model):
         return passes.record_foreign(model, tokenizer, text, source, edits)
     inputs = looking.prepare(model, tokenizer, text, source, edits)
-    return Trace(model, tokenizer, inputs.tokens, inputs.source, inputs.edits, keep)
+    args = (model, tokenizer, inputs.tokens, inputs.source, inputs.edits, keep)
+    if address is not None:
+        part = Trace(*args, address=address)
+        if part.holds(address):
+            return part
+    return Trace(*args)
 
 
 def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> ModuleTrace:
@@ -349,7 +376,8 @@ def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> Modu
             what it is called with.
         keep: The most bytes of recorded values.
         kwargs: ``source`` for an encoder-decoder's encoder; of other modules what they are called
-            with.
+            with. ``address`` of a model of ours: the one value that will be asked for, which ends
+            the pass and bounds its memory.
 
     Returns:
         The pass: ``.explain(address)``, ``.lines()``, ``.save("pass.html")``. A notebook shows it.

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..core import files
 from ..core.checkpoints import tensors as tensorfiles
@@ -95,7 +96,8 @@ class Dictionary(nn.Module):
 
     def pre(self, x: Tensor) -> Tensor:
         """Values before the activation (.., F) of values (.., C)."""
-        return (x - self.b_dec if self.centered else x) @ self.W_enc + self.b_enc
+        x = x.to(self.W_enc)
+        return F.linear(x - self.b_dec if self.centered else x, self.W_enc.T, self.b_enc)
 
     def activate(self, pre: Tensor) -> Tensor:
         """Values before the activation as features (.., F), most of them 0."""
@@ -152,7 +154,8 @@ class FeatureTape:
             error = self.tape.pass_through("features.error", before)
             if self.is_changed:
                 y = dictionary.decode(active) + error
-                x = y if x.ndim == 3 else y.unflatten(2, (x.shape[1], -1)).transpose(1, 2)
+                y = y if x.ndim == 3 else y.unflatten(2, (x.shape[1], -1)).transpose(1, 2)
+                x = y.to(x)
         return x
 
 
@@ -208,7 +211,7 @@ def attach(model: Model, dictionary: Dictionary) -> None:
             f"{dictionary.name} is for values of {size} numbers and {address} has "
             f"{value.shape[-1]}; give the model that it was trained on, or --at another address.",
         )
-    model.features = dictionary.to(values[0]).requires_grad_(False).eval()
+    model.features = dictionary.to(token.device).requires_grad_(False).eval()
 
 
 # ------------------------------------------------------------------------------------------ files

@@ -100,7 +100,11 @@ def test_features_are_values_that_edits_change():
     cfg = tiny.ALL["gpt2"]
     tokens = torch.randint(0, cfg.embed.vocab, (2, 7), generator=generator_from(1))
     block = "decoder.blocks.0"
-    for address, target in ((RESID, ""), (f"{block}.attn.z", ""), (f"{block}.ffn.in", f"{block}.ffn.write")):
+    for address, target in (
+        (RESID, ""),
+        (f"{block}.attn.z", ""),
+        (f"{block}.ffn.in", f"{block}.ffn.write"),
+    ):
         model = build_model(cfg, seed=1).eval()
         plain = model(tokens).logits
         tape = Tape(address, target or address)

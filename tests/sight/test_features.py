@@ -14,10 +14,10 @@ from torch.nn import functional as F
 import tiny
 from glassformer.cli import main
 from glassformer.core.nn import Tape, build_model
+from glassformer.core.training.batches import Batch
 from glassformer.formats import dictionaries, store
 from glassformer.sight import features as inspection
 from glassformer.tasks.objectives import Features
-from glassformer.core.training.batches import Batch
 from mistakes import mistake
 from served import TEXT, tokenizer, worded
 
@@ -65,7 +65,6 @@ def test_losses_are_those_of_a_hook_by_hand(model):
 
 
 def test_a_feature_stands_beside_a_random_direction(model):
-    active = inspection.look(model, tokenizer(), TEXTS[0], "features.active") if False else None
     tape = Tape("features.active")
     row = next(iter(inspection.streams.windows(model, tokenizer(), TEXTS)))
     plain = F.cross_entropy(model(row, tape=tape).logits[0, :-1], row[0, 1:], reduction="none")
@@ -134,7 +133,7 @@ def test_the_command(model, tmp_path):
     )
     assert all(number not in dict(row["features"]) for row in changed)
     for words, sentence in (
-        (("features", tmp_path / "plain", TEXTS[0]), "no value" if False else "features"),
+        (("features", tmp_path / "plain", TEXTS[0]), "features"),
         (("features", tmp_path / "both"), "Give one of"),
         (("features", tmp_path / "both", TEXTS[0], "--feature", 1), "--data"),
     ):

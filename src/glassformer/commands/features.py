@@ -4,6 +4,7 @@ they keep of the loss."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import need, note
 from .common import CommandOutput, is_terminal, new_file, progress_counter
@@ -84,17 +85,23 @@ def run(
             for word, count, row in zip(words, (active > 0).sum(1).tolist(), pairs, strict=True)
         ]
         rows = [
-            (x["token"], str(x["active"]), "  ".join(f"{n} {value:.3f}" for n, value in x["features"]))
+            (
+                x["token"],
+                str(x["active"]),
+                "  ".join(f"{n} {value:.3f}" for n, value in x["features"]),
+            )
             for x in records
         ]
         heading = ("token", "active", "the strongest features, with their values")
         return CommandOutput(records, text_table.lines(rows, heading, left_columns=(0, 2)))
     assert data is not None
-    corpus, report = find_corpus(data, field, separator), progress_counter()
-    progress = is_terminal() or (lambda count, _: report(count))
-    reading = {"limit": limit, "context": context, "seed": seed, "progress": progress}
+    corpus = find_corpus(data, field, separator)
+    reading: dict[str, Any] = {"limit": limit, "context": context, "seed": seed}
     if feature is None:
-        result = inspection.fidelity(model, tokenizer, corpus.texts(), **reading)
+        texts = corpus.texts()
+        result = inspection.fidelity(model, tokenizer, texts, **reading, progress=is_terminal())
         return CommandOutput(result.to_dict, result.lines())
+    report = progress_counter()
+    reading["progress"] = is_terminal() or (lambda count, _: report(count))
     card = inspection.feature(model, tokenizer, feature, [*corpus.texts()], top=top, **reading)
     return CommandOutput(card.to_dict, card.lines())

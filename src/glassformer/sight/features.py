@@ -92,7 +92,10 @@ class Feature:
             f"{self.neuron.name}: active at {self.neuron.above_zero:.2%} of {self.neuron.read:,} tokens.",
             f"Set to 0 there, the loss of the next token changes by {self.ablated:+.4f}; without a random "
             f"direction as long by {self.random_ablated:+.4f}.",
-            *([f"Logits: {words}; a random direction at most {self.random_logit:.3f}."] * bool(words)),
+            *(
+                [f"Logits: {words}; a random direction at most {self.random_logit:.3f}."]
+                * bool(words)
+            ),
             *self.neuron.table(),
         ]
 
@@ -150,7 +153,9 @@ def fidelity(
             is_random = name == "random dictionary"
             model.features = randomised(dictionary, seed) if is_random else dictionary
             try:
-                losses[name] = _losses(model, rows, edits, lambda *seen: see(1, *seen) if is_random else None)
+                losses[name] = _losses(
+                    model, rows, edits, lambda *seen: see(1, *seen) if is_random else None
+                )
             finally:
                 model.features = dictionary
     active, random_active = (counts.sum(1) / tokens).tolist()
@@ -216,7 +221,10 @@ def feature(
         active = torch.cat(fires)
         ablated, random_ablated = (
             (_losses(model, rows, edits) - plain)[active].sum().item() / max(1, int(active.sum()))
-            for edits in ({ACTIVE: off}, {ACTIVE: keep, ERROR: lambda path, x: x - values[0] * random})
+            for edits in (
+                {ACTIVE: off},
+                {ACTIVE: keep, ERROR: lambda path, x: x - values[0] * random},
+            )
         )
     return Feature(neuron, logits, random_logit, ablated, random_ablated)
 

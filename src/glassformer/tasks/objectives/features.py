@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...core.config.model import Decoder, Encoder
-from ...core.config.objective import Objective, Tune
+from ...core.config.objective import Frozen, Objective, Tune
 from ...core.config.optimizer import AdamW
 from ...core.config.serial import PositiveInt, frozen
 from ...core.errors import need
@@ -67,7 +67,7 @@ class Features(Objective):
             f"train.objective.active is {self.active} of {self.width} features; give fewer.",
         )
         need(
-            getattr(tune, "train", self.trains) == self.trains,
+            tune in (None, Frozen(self.trains)),
             "Features trains a dictionary beside the model; leave train.tune out.",
         )
 

@@ -14,8 +14,10 @@ B batch, T tokens, C numbers that are read, F features, O numbers that are writt
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,25 +48,25 @@ HOOKS = {
 }
 """TransformerLens' names of hook points, and ours."""
 KINDS = {
-    "standard": "relu",
-    "topk": "topk",
-    "jumprelu": "jumprelu",
-    "transcoder": "relu",
-    "jumprelu_transcoder": "jumprelu",
+    "standard": ("relu", False),
+    "topk": ("topk", False),
+    "jumprelu": ("jumprelu", False),
+    "transcoder": ("relu", True),
+    "jumprelu_transcoder": ("jumprelu", True),
 }
-"""SAELens' architectures that are read, and their activation."""
-IDLE = """
-dtype device metadata sae_lens_version sae_lens_training_version model_name hook_name hook_layer hook_head_index hook_point
-prepend_bos dataset_path dataset_trust_remote_code context_size neuronpedia_id activation_fn_str activation_fn
-activation_fn_kwargs model_from_pretrained_kwargs d_in d_sae d_out architecture k apply_b_dec_to_input
-rescale_acts_by_decoder_norm hook_name_out hook_layer_out seqpos_slice hook_point_head_index hook_point_layer
+"""SAELens' architectures that are read: their activation, and whether they are transcoders."""
+READ = """
+activation_fn activation_fn_kwargs activation_fn_str apply_b_dec_to_input architecture context_size d_in d_out d_sae
+dataset_path dataset_trust_remote_code device dtype hook_head_index hook_layer hook_layer_out hook_name hook_name_out
+hook_point hook_point_head_index hook_point_layer k metadata model_from_pretrained_kwargs model_name neuronpedia_id
+prepend_bos rescale_acts_by_decoder_norm sae_lens_training_version sae_lens_version seqpos_slice
 """
 """Keys of cfg.json that are obeyed, that the tensors say again, or that only describe."""
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z"),
-    "finetuning_scaling_factor": (False, None),
 }
+ADDRESS = "name it: --at decoder.blocks.N.resid, of a transcoder --at READ:WRITTEN"
 
 
 class Dictionary(nn.Module):
@@ -170,10 +172,8 @@ def values_at(
     """The values (B, T, C) at addresses in a pass that ``run`` makes, which ends at the last of
     them."""
     tape = _EndingTape(*addresses)
-    try:
+    with contextlib.suppress(_Ended):
         run(tape)
-    except _Ended:
-        pass
     for address in addresses:
         need(
             address in tape.records and tape.records[address].ndim in (3, 4),
@@ -221,11 +221,8 @@ def contents(dictionary: Dictionary, base: str) -> dict[str, str | Callable[[Pat
     """The files of a dictionary, as SAELens opens them."""
     state = {name: weight.detach().float() for name, weight in dictionary.named_parameters()}
     is_transcoder = dictionary.target != dictionary.address
-    kind = {KINDS[name]: name for name in reversed(KINDS) if "transcoder" not in name}[
-        dictionary.activation
-    ]
-    if is_transcoder and dictionary.activation != "topk":  # SAELens has no TopK transcoder
-        kind = f"{kind}_transcoder".removeprefix("standard_")
+    names = {kind: name for name, kind in KINDS.items()}
+    kind = names.get((dictionary.activation, is_transcoder), "topk")  # it has no TopK transcoder
     page = {
         "architecture": kind,
         "d_in": len(state["W_enc"]),
@@ -263,96 +260,81 @@ def read(path: str | Path, address: str = "", target: str = "") -> Dictionary:
     folder = checkpoint_folder(folder) if (folder / "run.json").is_file() else folder
     scope = folder if folder.suffix == ".npz" else folder / SCOPE
     if scope.is_file():
-        return _read_scope(scope, address, target)
+        return _checked(_arrays(scope), "jumprelu", address, target, 0, False, str(scope))
     need(
         (folder / PAGE).is_file() and (folder / TENSORS).is_file(),
         f"{path} holds no dictionary; give a folder with {PAGE} and {TENSORS}, or {SCOPE}.",
     )
-    page = files.read_json(folder / PAGE, "download it again")
-    kind = str(page.get("architecture", "standard"))
+    page, source = files.read_json(folder / PAGE, "download it again"), str(folder / PAGE)
     for key, value in page.items():
-        allowed = ALLOWED.get(key, (None, False))
-        need(
-            key in IDLE.split() or value in allowed,
-            f'{folder / PAGE} says "{key}": {json.dumps(value)[:80]}; only {json.dumps(allowed[0])} '
-            "is read.",
-        )
-    arguments = page.get("activation_fn_kwargs") or {}
-    if page.get("activation_fn_str", page.get("activation_fn")) == "topk":
-        kind = "topk"
-    need(
-        kind in KINDS,
-        f'{folder / PAGE} is of the architecture "{kind}"; {", ".join(KINDS)} are read.',
-    )
-    described = {**page, **(page.get("metadata") or {})}
+        allowed = ALLOWED.get(key, (False, None))
+        value_text, read_text = json.dumps(value)[:80], json.dumps(allowed[0])
+        sentence = f'{source} says "{key}": {value_text}; only {read_text} is read.'
+        need(key in READ.split() or value in allowed, sentence)
     file = tensorfiles.open_file(folder / TENSORS)
     tensors = {name: file.load(name).float() for name in file.entries}
-    active = int(page.get("k") or arguments.get("k") or 0)
-    need(KINDS[kind] != "topk" or active > 0, f"{folder / PAGE} names no k above 0.")
-    if page.get("rescale_acts_by_decoder_norm") and "W_dec" in tensors:
+    is_topk = "topk" in (
+        page.get("activation_fn_str"),
+        page.get("activation_fn"),
+    )  # before version 6
+    kind = "topk" if is_topk else page.get("architecture", "standard")
+    need(kind in KINDS, f'{source} is of the architecture "{kind}"; {", ".join(KINDS)} are read.')
+    activation, is_transcoder = KINDS[kind]
+    active = page.get("k", (page.get("activation_fn_kwargs") or {}).get("k"))
+    need(activation != "topk" or bool(active), f"{source} names no k above 0.")
+    if page.get("rescale_acts_by_decoder_norm"):
         norm = tensors["W_dec"].norm(dim=-1)  # features are counted in decoders of length 1
-        tensors |= {name: tensors[name] * norm for name in ("W_enc", "b_enc") if name in tensors}
+        tensors |= {name: tensors[name] * norm for name in ("W_enc", "b_enc")}
         tensors["W_dec"] = tensors["W_dec"] / norm[:, None]
-    is_transcoder = "transcoder" in kind
-    names = [
-        given or str(described.get(key) or "") or _ours(described.get(hook), str(folder / PAGE))
-        for given, key, hook in (
-            (address, "address", "hook_name"),
-            (target, "target", "hook_name_out"),
-        )
-    ]
-    need(not is_transcoder or bool(names[1]), f"{path} does not say what it writes; {TARGET}.")
-    centered = not is_transcoder and bool(page.get("apply_b_dec_to_input", True))
-    return _checked(tensors, KINDS[kind], names, active, centered, str(path))
+    facts = {**page, **(page.get("metadata") or {})}
+    address = address or facts.get("address") or _ours(facts.get("hook_name"), source)
+    target = target or facts.get("target") or _ours(facts.get("hook_name_out"), source)
+    need(not is_transcoder or bool(target), f"{source} does not say what it writes; {ADDRESS}.")
+    centered = not is_transcoder and page.get("apply_b_dec_to_input", True)
+    return _checked(tensors, activation, address, target, active or 0, centered, source)
 
 
-ADDRESS = "name the value that it reads: --at decoder.blocks.N.resid"
-TARGET = "name both values: --at decoder.blocks.N.ffn.in:decoder.blocks.N.ffn.write"
-
-
-def _read_scope(path: Path, address: str, target: str) -> Dictionary:
-    """Gemma Scope's arrays: JumpReLU, without the output's bias at the input."""
+def _arrays(path: Path) -> dict[str, Tensor]:
+    """The arrays of Gemma Scope; UserError where the file is damaged."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            tensors = {
-                re.sub("^w_", "W_", name): torch.from_numpy(arrays[name]).float() for name in arrays
-            }
-    except (OSError, ValueError, KeyError) as error:
+            named = {name.replace("w_", "W_"): arrays[name] for name in arrays}
+            return {name: torch.from_numpy(x).float() for name, x in named.items()}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is damaged ({error}); download it again.") from None
-    return _checked(tensors, "jumprelu", [address, target], 0, False, str(path))
 
 
-def _ours(hook: object, page: str) -> str:
+def _ours(hook: object, source: str) -> str:
     """Our name of TransformerLens' hook point; "" for none."""
-    form = re.fullmatch(r"blocks\.(\d+)\.(?:attn\.|mlp\.)?hook_(\w+)", str(hook or ""))
-    if form is None:
-        need(not hook, f'{page} is for "{hook}", whose name here is not known; {ADDRESS}.')
-        return ""
-    block, leaf = int(form[1]), form[2]
+    form = re.fullmatch(r"blocks\.(\d+)\.(?:attn\.|mlp\.)?hook_(\w+)", str(hook))
+    block, leaf = (int(form[1]), form[2]) if form else (0, "")
     if leaf == "resid_pre":
         return f"decoder.blocks.{block - 1}.resid" if block else "decoder.embed"
-    need(leaf in HOOKS, f'{page} is for "{hook}", whose name here is not known; {ADDRESS}.')
-    return f"decoder.blocks.{block}.{HOOKS[leaf]}"
+    need(leaf in HOOKS or not hook, f'{source} is of "{hook}", which has no name here; {ADDRESS}.')
+    return f"decoder.blocks.{block}.{HOOKS[leaf]}" if hook else ""
 
 
 def _checked(
     tensors: dict[str, Tensor],
     activation: str,
-    names: list[str],
+    address: str,
+    target: str,
     active: int,
     centered: bool,
-    path: str,
+    source: str,
 ) -> Dictionary:
     """A dictionary of these tensors; UserError where one is missing, too much or of another shape."""
-    expected = {*WEIGHTS, *(("threshold",) if activation == "jumprelu" else ())}
-    odd = sorted(expected ^ tensors.keys())
-    need(not odd, f"{path} holds {', '.join(sorted(tensors))}; {activation} is of {expected}.")
-    inputs, width = tensors["W_enc"].shape[:1], tensors["W_enc"].shape[1:]
-    outputs = tensors["W_dec"].shape[1:]
-    shapes = {"W_enc": (*inputs, *width), "W_dec": (*width, *outputs), "b_dec": outputs}
+    expected = [*WEIGHTS, *["threshold"] * (activation == "jumprelu")]
+    need(
+        tensors.keys() == {*expected},
+        f"{source} holds {', '.join(sorted(tensors))}; a dictionary of {activation} holds "
+        f"{', '.join(expected)}.",
+    )
+    (inputs, width), outputs = tensors["W_enc"].shape, tensors["b_dec"].shape[0]
+    shapes = {"W_enc": (inputs, width), "W_dec": (width, outputs), "b_dec": (outputs,)}
     for name, tensor in tensors.items():
-        shape = tuple(shapes.get(name, width))
-        fits = tuple(tensor.shape) == shape and is_finite(tensor)
-        need(fits, f"{path} is damaged: {name} is not {list(shape)} finite numbers.")
-    need(bool(names[0]), f"{path} does not say what it reads; {ADDRESS}.")
-    return Dictionary(tensors, activation, names[0], names[1], active, centered, path)
+        shape = shapes.get(name, (width,))
+        fits = tensor.shape == shape and is_finite(tensor)
+        need(fits, f"{source} is damaged: {name} is not {list(shape)} finite numbers.")
+    need(bool(address), f"{source} does not say what it reads; {ADDRESS}.")
+    return Dictionary(tensors, activation, address, target, active, centered, source)

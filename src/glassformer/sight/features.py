@@ -144,20 +144,18 @@ def fidelity(
         mean, zero = torch.stack(sums).sum(0) / tokens, torch.zeros(())
         variants: dict[str, TapeEdits] = {
             "features": {ERROR: _constant(zero)},
-            "random dictionary": {ERROR: _constant(zero)},
             "mean": {ACTIVE: _constant(zero), ERROR: _constant(mean)},
             "zeros": {ACTIVE: _constant(zero), ERROR: _constant(-dictionary.b_dec)},
         }
         for number, (name, edits) in enumerate(variants.items(), 1):
             report(number, len(variants))
-            is_random = name == "random dictionary"
-            model.features = randomised(dictionary, seed) if is_random else dictionary
-            try:
-                losses[name] = _losses(
-                    model, rows, edits, lambda *seen: see(1, *seen) if is_random else None
-                )
-            finally:
-                model.features = dictionary
+            losses[name] = _losses(model, rows, edits)
+        model.features = randomised(dictionary, seed)
+        try:
+            edits = {ERROR: _constant(zero)}
+            losses["random dictionary"] = _losses(model, rows, edits, lambda *seen: see(1, *seen))
+        finally:
+            model.features = dictionary
     active, random_active = (counts.sum(1) / tokens).tolist()
     silent = (counts[0] == 0).float().mean().item()
     means = {name: x.mean().item() for name, x in losses.items()}

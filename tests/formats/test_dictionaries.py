@@ -37,13 +37,13 @@ def folder_of(case, folder, page=None, tensors=None):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_files_of_saelens(case, tmp_path):
-    dictionary = dictionaries.read(folder_of(case, tmp_path))
+    dictionary = dictionaries.load_dictionary(folder_of(case, tmp_path))
     x, features, output = (torch.tensor(case[name]) for name in ("x", "features", "output"))
     assert_close(dictionary.encode(x), features, atol=1e-5, rtol=0)
     assert_close(dictionary.decode(features), output, atol=1e-5, rtol=0)
     for name, content in dictionaries.contents(dictionary, "m").items():
         content(tmp_path / name) if callable(content) else (tmp_path / name).write_text(content)
-    again = dictionaries.read(tmp_path)
+    again = dictionaries.load_dictionary(tmp_path)
     assert_close(again.decode(again.encode(x)), output, atol=1e-5, rtol=0)
     assert (again.address, again.target) == (dictionary.address, dictionary.target)
 
@@ -52,14 +52,14 @@ def test_arrays_of_gemma_scope(tmp_path):
     case = BY_NAME["Gemma Scope"]
     np.savez(tmp_path / "params.npz", **{k: np.float32(x) for k, x in case["tensors"].items()})
     for path in (tmp_path, tmp_path / "params.npz"):
-        dictionary = dictionaries.read(path, RESID)
+        dictionary = dictionaries.load_dictionary(path, RESID)
         features = dictionary.encode(torch.tensor(case["x"]))
         assert_close(features, torch.tensor(case["features"]), atol=1e-5, rtol=0)
     with mistake("does not say what it reads", "--at"):
-        dictionaries.read(tmp_path)
+        dictionaries.load_dictionary(tmp_path)
     (tmp_path / "params.npz").write_bytes(b"PK")
     with mistake("damaged"):
-        dictionaries.read(tmp_path, RESID)
+        dictionaries.load_dictionary(tmp_path, RESID)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_arrays_of_gemma_scope(tmp_path):
 )
 def test_what_is_not_read_is_refused(page, tensors, sentence, tmp_path):
     with mistake(sentence):
-        dictionaries.read(folder_of(BY_NAME["topk"], tmp_path, page, tensors))
+        dictionaries.load_dictionary(folder_of(BY_NAME["topk"], tmp_path, page, tensors))
 
 
 def test_a_folder_without_a_dictionary(tmp_path):
     with mistake("holds no dictionary", "cfg.json"):
-        dictionaries.read(tmp_path)
+        dictionaries.load_dictionary(tmp_path)
 
 
 def drawn(inputs, outputs, address, target="", width=24, active=4):

@@ -65,7 +65,7 @@ def run(
     model, tokenizer = options.load_with_tokenizer()
     if dictionary is not None:
         address, _, target = at.partition(":")
-        dictionaries.attach(model, dictionaries.read(dictionary, address, target))
+        dictionaries.attach(model, dictionaries.load_dictionary(dictionary, address, target))
     if folder:
         source = Path(options.model).expanduser()
         base = str(source.resolve()) if source.exists() else options.model

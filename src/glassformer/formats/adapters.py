@@ -111,7 +111,8 @@ def contents(model: Model, base: str) -> Contents:
     state = {name: weight.detach() for name, weight in tuning.trained(model)}
     layers = tuning.adapted(model)
     if "features" in model._modules:
-        return dictionaries.contents(model.get_submodule("features"), base)
+        dictionary: Any = model.get_submodule("features")
+        return dictionaries.contents(dictionary, base)
     if not layers:
         return tensorfiles.contents(tensorfiles.plain(state), limit=WHOLE)
     halves = {f"{path}.{half}" for path in layers for half in ("down", "up")}
@@ -201,7 +202,7 @@ def attach(model: Model, folder: Path) -> None:
     Raises UserError for an adapter of another kind and for one of another model.
     """
     if (folder / dictionaries.PAGE).is_file():
-        dictionaries.attach(model, dictionaries.read(folder))
+        dictionaries.attach(model, dictionaries.load_dictionary(folder))
         return
     if not (folder / PAGE).is_file():
         files = tensorfiles.open_files(folder)
@@ -236,7 +237,7 @@ def check(model: config.Model, folder: Path) -> None:
     is loaded."""
     shapes = weights.shapes(model)
     if (folder / dictionaries.PAGE).is_file():
-        dictionaries.read(folder)
+        dictionaries.load_dictionary(folder)
         return
     if not (folder / PAGE).is_file():
         for name, entry in read_headers(folder).entries.items():

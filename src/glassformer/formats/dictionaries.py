@@ -55,7 +55,7 @@ KINDS = {
     "jumprelu_transcoder": ("jumprelu", True),
 }
 """SAELens' architectures that are read: their activation, and whether they are transcoders."""
-READ = """
+KEYS = """
 activation_fn activation_fn_kwargs activation_fn_str apply_b_dec_to_input architecture context_size d_in d_out d_sae
 dataset_path dataset_trust_remote_code device dtype hook_head_index hook_layer hook_layer_out hook_name hook_name_out
 hook_point hook_point_head_index hook_point_layer k metadata model_from_pretrained_kwargs model_name neuronpedia_id
@@ -74,6 +74,12 @@ class Dictionary(nn.Module):
 
     ``active`` is TopK's number of features; ``centered``: the output's bias is taken from the input.
     """
+
+    W_enc: Tensor
+    b_enc: Tensor
+    W_dec: Tensor
+    b_dec: Tensor
+    threshold: Tensor
 
     def __init__(
         self,
@@ -156,7 +162,7 @@ class FeatureTape:
             error = self.tape.pass_through("features.error", before)
             if self.is_changed:
                 y = dictionary.decode(active) + error
-                y = y if x.ndim == 3 else y.unflatten(2, (x.shape[1], -1)).transpose(1, 2)
+                y = y if x.ndim == 3 else y.view(*y.shape[:2], x.shape[1], -1).transpose(1, 2)
                 x = y.to(x)
         return x
 
@@ -245,7 +251,7 @@ def contents(dictionary: Dictionary, base: str) -> dict[str, str | Callable[[Pat
     return {PAGE: json.dumps(page, indent=2) + "\n", TENSORS: content}
 
 
-def read(path: str | Path, address: str = "", target: str = "") -> Dictionary:
+def load_dictionary(path: str | Path, address: str = "", target: str = "") -> Dictionary:
     """The dictionary in a folder or file of SAELens, of Gemma Scope or of a run.
 
     Args:
@@ -270,7 +276,7 @@ def read(path: str | Path, address: str = "", target: str = "") -> Dictionary:
         allowed = ALLOWED.get(key, (False, None))
         value_text, read_text = json.dumps(value)[:80], json.dumps(allowed[0])
         sentence = f'{source} says "{key}": {value_text}; only {read_text} is read.'
-        need(key in READ.split() or value in allowed, sentence)
+        need(key in KEYS.split() or value in allowed, sentence)
     file = tensorfiles.open_file(folder / TENSORS)
     tensors = {name: file.load(name).float() for name in file.entries}
     is_topk = "topk" in (

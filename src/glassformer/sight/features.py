@@ -131,10 +131,10 @@ def fidelity(
         >>> glassformer.fidelity(model, tokenizer, ["Once upon a time"]).recovered()
     """
     dictionary, rows = _read(model, tokenizer, texts, limit, context)
-    counts, sums = torch.zeros(2, dictionary.width), list[Tensor]()
+    firings, sums = torch.zeros(2, dictionary.width), list[Tensor]()
 
     def see(number: int, tape: Tape, is_token: Tensor) -> None:
-        counts[number] += (tape[ACTIVE][is_token] > 0).sum(0).cpu()
+        firings[number] += (tape[ACTIVE][is_token] > 0).sum(0).cpu()
         value = tape[ERROR] + tape[ACTIVE] @ dictionary.W_dec
         sums.append(streams.fp64(value[is_token]).sum(0))
 
@@ -156,8 +156,8 @@ def fidelity(
             losses["random dictionary"] = _losses(model, rows, edits, lambda *seen: see(1, *seen))
         finally:
             model.features = dictionary
-    active, random_active = (counts.sum(1) / tokens).tolist()
-    silent = (counts[0] == 0).float().mean().item()
+    active, random_active = (firings.sum(1) / tokens).tolist()
+    silent = (firings[0] == 0).float().mean().item()
     means = {name: x.mean().item() for name, x in losses.items()}
     return Fidelity(dictionary.target, len(losses["model"]), active, random_active, silent, means)
 
@@ -249,11 +249,11 @@ def _logits(
     gain = getattr(streams.last_norm(model), "weight", None)
     table = streams.wide(model.head.table(model.embed))[: tokenizer.size]  # type: ignore[union-attr]
     both = torch.stack([direction, random]) * (1 if gain is None else streams.wide(gain))
-    logits, others = both @ table.T
+    logits, random_logits = both @ table.T
     order = logits.argsort(descending=True).tolist()
     ids = [*order[:top], *order[-top:]]
     words = streams.display_texts(tokenizer, ids)
-    return list(zip(words, logits[ids].tolist(), strict=True)), others.abs().max().item()
+    return list(zip(words, logits[ids].tolist(), strict=True)), random_logits.abs().max().item()
 
 
 def _read(

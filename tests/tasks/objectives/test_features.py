@@ -105,7 +105,7 @@ def test_a_run_goes_on_bit_for_bit_and_opens_as_a_model(base):
     whole, half = (snapshot(base / name / last) for name in ("whole", "half"))
     weights = "sae_weights.safetensors"
     assert whole.keys() == half.keys() >= {weights, "cfg.json", "config.json"}
-    dictionary = dictionaries.read(base / "whole" / last)
+    dictionary = dictionaries.load_dictionary(base / "whole" / last)
     assert dictionary.width == 96
     model, tokenizer = store.load(base / "whole" / last)
     plain, _ = store.load(base / "base")
@@ -121,7 +121,7 @@ def test_a_transcoder_stands_between_two_values(base):
         out = base / activation
         objective = {**ffn, "activation": activation}
         runs.run(settings(base, small(base, objective=objective)), out)
-        dictionary = dictionaries.read(out)
+        dictionary = dictionaries.load_dictionary(out)
         assert (dictionary.address, dictionary.target) == (ffn["address"], ffn["target"])
         assert not dictionary.centered
         assert dictionary.activation == activation

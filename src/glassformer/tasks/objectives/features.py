@@ -136,8 +136,8 @@ class Features(Objective):
         total = (unexplained + penalty).sum()
         silent = ~(features > 0).any(0)
         if trains and silent.any():
-            left = self._revived(dictionary, pre, silent, error.detach())
-            total = total + REVIVAL * left / variance
+            remainder = self._revived(dictionary, pre, silent, error.detach())
+            total = total + REVIVAL * remainder / variance
         metrics = {
             "unexplained": unexplained.detach().mean(),
             "active": (features > 0).sum(-1).float().mean(),
@@ -151,13 +151,14 @@ class Features(Objective):
         best = pre[:, indices].topk(min(REVIVED, len(indices)))
         features = pre.new_zeros(len(pre), len(indices))
         features = features.scatter(-1, best.indices, best.values.relu())
-        return (error - features @ dictionary.W_dec[indices]).square().sum()
+        remainder: Tensor = (error - features @ dictionary.W_dec[indices]).square().sum()
+        return remainder
 
 
 def _jumprelu(pre: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Features (N, F) and their mean number at a token, whose gradients to the threshold are those of
+    """Features (N, F) and their mean number at a token, whose gradients are those of
     a step that rises over BANDWIDTH (Rajamanoharan et al. 2024)."""
     width = BANDWIDTH * threshold.detach().mean()
-    ramp = ((pre.detach() - threshold) / width + 0.5).clamp(0, 1)
+    ramp = ((pre - threshold) / width + 0.5).clamp(0, 1)
     gate = (pre > threshold).to(pre) + ramp - ramp.detach()
     return pre.relu() * gate, gate.sum(-1).mean()

@@ -33,6 +33,8 @@ GROUPS = {
         "measure what they keep alone.",
         "probe": "Fit linear probes of the labels of texts, layer by layer, beside shuffled labels; save a "
         "direction (a control vector).",
+        "features": "Show the sparse features of a value: active at a text, what one is for, how much of the "
+        "loss they keep (sparse autoencoders, transcoders).",
         "saliency": "Score each token of the text by its influence on the answer: gradients and "
         "integrated gradients.",
         "neurons": "Find the texts of a corpus where a neuron, or a router's share for an expert, is "

@@ -32,7 +32,7 @@ from ..core.nn import Model
 from ..core.nn.finite import is_finite
 from ..families.names import Pairs, Table
 from ..families.recipe import ConfigReader
-from . import tuning, weights
+from . import dictionaries, tuning, weights
 
 PAGE, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 FIX = "restore it or download it again"
@@ -110,6 +110,9 @@ def contents(model: Model, base: str) -> Contents:
     weights alone."""
     state = {name: weight.detach() for name, weight in tuning.trained(model)}
     layers = tuning.adapted(model)
+    if "features" in model._modules:
+        dictionary: Any = model.get_submodule("features")
+        return dictionaries.contents(dictionary, base)
     if not layers:
         return tensorfiles.contents(tensorfiles.plain(state), limit=WHOLE)
     halves = {f"{path}.{half}" for path in layers for half in ("down", "up")}
@@ -198,6 +201,9 @@ def attach(model: Model, folder: Path) -> None:
 
     Raises UserError for an adapter of another kind and for one of another model.
     """
+    if (folder / dictionaries.PAGE).is_file():
+        dictionaries.attach(model, dictionaries.load_dictionary(folder))
+        return
     if not (folder / PAGE).is_file():
         files = tensorfiles.open_files(folder)
         _copy(model, {name: files.load(name) for name in files.entries}, folder)
@@ -230,6 +236,9 @@ def check(model: config.Model, folder: Path) -> None:
     """UserError where a folder's names or shapes are not those of a change of ``model``; no tensor
     is loaded."""
     shapes = weights.shapes(model)
+    if (folder / dictionaries.PAGE).is_file():
+        dictionaries.load_dictionary(folder)
+        return
     if not (folder / PAGE).is_file():
         for name, entry in read_headers(folder).entries.items():
             _must_fit(name, entry.shape, shapes.get(name), folder)

@@ -35,7 +35,7 @@ from ..scale.shared_batches import mesh_of, shared_state
 from . import run_checkpoints
 from .callbacks import Evaluate, Hook, Log, Rank0Hooks, Routing, Sample, Save, TensorBoard
 from .history import training_log
-from .prepare import RunData, base_of, build, run_data
+from .prepare import RunData, base_of, build, first_of, run_data
 from .processes import (
     check,
     in_pieces,
@@ -238,7 +238,7 @@ def set_up(
             "lower train.batch or train.context, raise train.accumulate, or take a smaller "
             "model."
         )
-    model, built = build(plan, device, fresh, mesh)
+    model, built = build(plan, device, fresh, data.batches, mesh)
     notes += [*plan.notes, *built, *data.notes]
     base = base_of(settings)
     frozen_digest = None if base is None else f"sha256:{store.digest(model, frozen=True)}"
@@ -248,9 +248,7 @@ def set_up(
         table = mesh.first(serial.to_dict(choose_by_table(plan.model, device, train_config)))
         execution = serial.from_dict(ExecutionSettings, table)
     else:
-        cursor = data.batches.state()
-        batch = next(data.batches)
-        data.batches.restore(cursor)
+        batch = first_of(data.batches)
         execution = choose_execution(model, batch, train_config.objective, train_config)
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     if not mesh.alone:

@@ -38,7 +38,7 @@ PROMPT_LENGTH = 60  # characters of the source whose answer is shown while train
 
 
 def build(
-    plan: RunPlan, device: torch.device, fresh: bool, mesh: Mesh = ALONE
+    plan: RunPlan, device: torch.device, fresh: bool, batches: Any, mesh: Mesh = ALONE
 ) -> tuple[Any, list[str]]:
     """The model to train, with its checkpoint's weights where the run begins from one; and, for a
     ``fresh`` run, what was newly drawn and what trains, in sentences. Where several processes will
@@ -67,6 +67,9 @@ def build(
         else (f"{name} has no weights for {', '.join(drawn)}:")
     )
     notes = [f"{why} drawn anew."] if drawn else []
+    if settings.train.objective.trains:
+        need(mesh.alone, f"{type(settings.train.objective).__name__} trains on one process.")
+        settings.train.objective.attach(loaded.model, first_of(batches), seed)
     tuning.tune(loaded.model, tune, loaded.new, seed)
     if not full_tune:
         moving = sum(weight.numel() for _, weight in tuning.trained(loaded.model))
@@ -74,6 +77,14 @@ def build(
             f"{type(tune).__name__} trains {moving:,} weights; the others stay as they are."
         )
     return loaded.model, notes if fresh else []
+
+
+def first_of(batches: Any) -> Batch:
+    """The batch that comes next, which stays the next."""
+    cursor = batches.state()
+    batch: Batch = next(batches)
+    batches.restore(cursor)
+    return batch
 
 
 def base_of(settings: Run) -> str | None:

@@ -79,7 +79,8 @@ def write(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: A
             numbers = {name: getattr(state, name) for name in NUMBERS}
             numbers["best"] = state.best if math.isfinite(state.best) else None
             numbers["batches"] = state.batches.state()
-            if tuning.adapted(state.model):  # an adapter's own file names its tensors as others do
+            # an adapter's or a dictionary's own file names its tensors as others do
+            if tuning.adapted(state.model) or "features" in state.model._modules:
                 cuts = cuts_of(state.model)
                 for name, weight in tuning.trained(state.model):
                     tensors[f"weight:{name}"] = (

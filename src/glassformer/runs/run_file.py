@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core import config, files
 from ..core.config import serial
+from ..core.config.objective import Frozen, Full
 from ..core.config.run import FINETUNE, FROM_SCRATCH, AdamW, Optimizer, Train
 from ..core.errors import UserError, nearest, need
 from . import settings
@@ -86,9 +87,16 @@ def read_run(
             model.pop(key, None)
         model[name] = value
     if not has_optimizer:
-        train = dataclasses.replace(train, optimizer=default_optimizer(model))
+        named = {k: v for k, v in changes["train"].items() if k.partition(".")[0] == "objective"}
+        objective = serial.change(train, named, "train").objective
+        optimizer = objective.optimizer or default_optimizer(model)
+        train = dataclasses.replace(train, optimizer=optimizer)
     other_changes, rate = _split_off_lr(changes["train"])
     data, train = _with_type(data, changes["data"]), serial.change(train, other_changes, "train")
+    if train.objective.trains and train.tune == Full():
+        # TopK of bf16 would have ties
+        dtype = "float32" if train.dtype == "auto" else train.dtype
+        train = dataclasses.replace(train, tune=Frozen(train.objective.trains), dtype=dtype)
     if rate is not None:
         train = dataclasses.replace(train, optimizer=_with_lr(train.optimizer, rate))
     parallel = serial.change(run.parallel, changes["parallel"], "parallel")

@@ -55,6 +55,10 @@ class Objective:
     """The axes of several processes along which its loss cannot be cut."""
     regularizers: ClassVar[tuple[str, ...]] = ()
     """Settings that change how it is learned and not what."""
+    trains: ClassVar[tuple[str, ...]] = ()
+    """Patterns of the weights that train, where the model itself stays as it is."""
+    optimizer: ClassVar[Any] = None
+    """The optimizer of a run that names none; None: that of the model."""
     all_pieces: ClassVar[Callable[..., Any] | None] = None
     """For a loss over a whole batch: ``all_pieces(model, pieces, smoothing)`` leaves its gradients
     in ``.grad`` and gives a ``Loss`` for each of ``training.pieces.Pieces`` that lies here."""
@@ -116,6 +120,9 @@ class Objective:
 
     def prepare_tokenizer(self, tokenizer: Any) -> None:
         """Give the run's tokenizer what the objective reads texts with, such as a chat template."""
+
+    def attach(self, model: Any, batch: Any, seed: int) -> None:
+        """Give the model what ``trains`` names; ``batch`` is the run's first."""
 
     def prepare(self, batch: Any, random: Random, tokenizer: Any) -> Any:
         """The batch of running text (on the CPU) as a question: tokens hidden, targets asked."""

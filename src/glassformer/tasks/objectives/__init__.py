@@ -11,6 +11,7 @@ from ...core.training.causal import Causal as Causal
 from .classify import Classify as Classify
 from .contrast import Contrast as Contrast
 from .distill import Distill as Distill
+from .features import Features as Features
 from .masked import Masked as Masked
 from .preference import Preference as Preference
 from .prefix import Prefix as Prefix

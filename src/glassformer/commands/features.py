@@ -51,7 +51,7 @@ def run(
     json: every number as JSON
     """
     from ..formats import dictionaries, store
-    from ..sight import features as inspection
+    from ..sight import fidelity as inspection
     from ..sight import look, text_table
 
     need(

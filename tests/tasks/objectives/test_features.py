@@ -19,7 +19,7 @@ from glassformer.core.config.optimizer import AdamW
 from glassformer.core.nn import build_model
 from glassformer.core.training.batches import Batch
 from glassformer.formats import dictionaries, store, tuning
-from glassformer.sight.features import randomised
+from glassformer.sight.fidelity import randomised
 from glassformer.tasks.objectives import Features
 from mistakes import mistake
 from seeding import generator_from
@@ -64,8 +64,8 @@ def test_planted_features_are_recovered(activation):
         for d in (model.features, randomised(model.features, 7))
     ]
     assert torch.equal(weight, model.embed.token.weight)
-    assert (found[0] > 0.9).float().mean() > 0.8, found[0]
-    assert (found[1] > 0.9).float().mean() < 0.1
+    assert (found[0] > 0.8).float().mean() > 0.9, found[0]
+    assert (found[1] > 0.8).float().mean() < 0.1
     assert steps[-1].metrics["active"] == pytest.approx(2, abs=0.5)
     assert steps[-1].metrics["unexplained"] < 0.3 * steps[0].metrics["unexplained"]
 

@@ -211,10 +211,8 @@ class Model(TracedModule):
             pos = torch.arange(tokens.shape[1], device=tokens.device)[None]
         if tape is not None:
             tape.start_pass(pos, document_ids)
-            if (
-                "features" in self._modules
-            ):  # a dictionary beside the model (formats/dictionaries.py)
-                tape = self.features.watched(tape)
+            dictionary: Any = self._modules.get("features")  # formats/dictionaries.py
+            tape = tape if dictionary is None else dictionary.watched(tape)
         flow = Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
         if cache is not None:
             cache.prepare(flow)

@@ -106,7 +106,7 @@ class Features(Objective):
         attach(model, Dictionary(tensors, *places, name))
 
     def _values(self, model: Any, batch: Batch) -> list[Tensor]:
-        """What is read (N, C) and what is to be written (N, O) at the batch's tokens, in fp32."""
+        """Values that are read (N, C) and values to be written (N, O) at the batch's tokens, in fp32."""
         from ...core.training.loss import forward
         from ...formats.dictionaries import values_at
 

@@ -31,7 +31,7 @@ TapeEdits: TypeAlias = Mapping[str, Callable[[str, Tensor], Tensor]]
 
 @dataclass(frozen=True)
 class Fidelity:
-    """What a decoder predicts through the features of a value alone.
+    """Losses of a decoder that reads on from the features of a value alone.
 
     ``losses`` (nats a token) are of the model as it is, with its features, with those of a random
     dictionary of the same size, with the value's mean and with zeros in the value's place. ``active``
@@ -69,7 +69,7 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class Feature:
-    """What one feature is for: the ``neuron`` has the places where it is greatest.
+    """One feature: its ``neuron`` has the places where it is greatest.
 
     ``logits`` are the tokens that its direction raises and lowers most, before the scale of the last
     norm (none where it does not write to the residual stream); ``random_logit`` is the largest that a

@@ -16,7 +16,7 @@ from glassformer.cli import main
 from glassformer.core.nn import Tape, build_model
 from glassformer.core.training.batches import Batch
 from glassformer.formats import dictionaries, store
-from glassformer.sight import features as inspection
+from glassformer.sight import fidelity as inspection
 from glassformer.tasks.objectives import Features
 from mistakes import mistake
 from served import TEXT, tokenizer, worded

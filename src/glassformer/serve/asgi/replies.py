@@ -259,9 +259,7 @@ class Answer(Response):
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = self.status_code
-        await send(
-            {"type": "http.response.start", "status": status, "headers": self.raw_headers}
-        )
+        await send({"type": "http.response.start", "status": status, "headers": self.raw_headers})
         for start in range(0, len(self.body) or 1, PIECE_BYTES):
             end = start + PIECE_BYTES
             more = end < len(self.body)

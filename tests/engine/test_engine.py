@@ -24,6 +24,7 @@ from glassformer.serve.engine import (
     Request,
     RequestTooLarge,
 )
+from glassformer.sight import looking
 from mistakes import mistake
 from pages import ask
 
@@ -426,3 +427,17 @@ def test_one_client_cannot_starve_another():
         assert tokens == [tokens[0]] * 3
         with pytest.raises(RequestTooLarge, match="9 continuations never fits in the queue of 8"):
             engine.submit(Request([1], n=9))
+
+
+@pytest.mark.parametrize("name", ["llama", "strided", "alibi"])
+def test_every_value_of_weights_in_half_precision_is_shown(name):
+    """Pages hold keys in fp16, and queries may be in fp32 beside them."""
+    model = tiny.model(tiny.ALL[name]).half()
+    prompt = [*range(3, 40)]
+    with Engine(model) as engine:
+        handle = engine.submit(Request(prompt, max_new=1, seed=1, want=["*"]))
+        handle.result()
+    expected = looking.look(model, None, prompt, "*")
+    assert handle.records[0].keys() == expected.keys()
+    for path, value in expected.items():
+        assert torch.allclose(handle.records[0][path].float(), value.float(), 0.05, 0.05), path

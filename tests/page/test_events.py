@@ -176,3 +176,33 @@ def test_a_training_waits_as_long_as_a_file_is_there(tmp_path):
     assert ask(False).json()["asked"] and not pause.exists() and ask(False).status_code == 200
     refused = ask(True)
     assert refused.status_code == 400 and "not running" in refused.json()["error"]
+
+
+DAMAGED = ("[]", "[" * 100_000, '{"train": 3, "model": []}', '{"train": {"objective": [1]}}', "\0")
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_run_file_keeps_no_other_training_from_the_list(tmp_path, text):
+    for name in ("good", "odd"):
+        write(tmp_path / name / "log.jsonl", 1, 3)
+    (tmp_path / "odd" / "run.json").write_text(text)
+    cards = served.client(served.page(run=tmp_path)).answer("/api/train")
+    assert [(card["name"], card["step"], card["steps"]) for card in cards] == [
+        ("good", 3, None),
+        ("odd", 3, None),
+    ]
+
+
+def test_a_folder_that_cannot_be_read_keeps_no_training_from_the_list(tmp_path, monkeypatch):
+    """Another user's, beside this one's."""
+    for name in ("good", "locked"):
+        write(tmp_path / name / "log.jsonl", 1, 3)
+    look = type(tmp_path).stat
+
+    def refusing(self, **options):
+        if "locked" in self.parts:
+            raise PermissionError(13, "Permission denied", str(self))
+        return look(self, **options)
+
+    monkeypatch.setattr(type(tmp_path), "stat", refusing)
+    assert [*served.page(run=tmp_path).trainings.folders()] == ["good"]

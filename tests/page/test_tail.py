@@ -83,3 +83,14 @@ def test_a_spike_is_in_every_bucket_size(tmp_path):
     )
     piece = tail.series(70_000, 100)
     assert piece["first"][0] == 70_001 and piece["first"][1] % piece["bucket"] == 1
+
+
+def test_numbers_that_no_float_holds_are_left_out(tmp_path):
+    """Of a damaged log, or of another program's."""
+    path = tmp_path / "log.jsonl"
+    huge = "1" + "0" * 400
+    path.write_text(f'{{"step": {huge}}}\n{{"step": true}}\n{{"step": 1, "loss": {huge}}}\n')
+    write(path, 2, 3)
+    series = LogTail(path).series(0, 100)
+    assert series["last"] == [1, 2, 3]
+    assert series["columns"]["loss"]["mean"] == [None, 2.5, 5 / 3]

@@ -152,8 +152,8 @@ def test_a_body_cannot_forge_a_line(client, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("owner", "name", "path", "more"),
     [
-        (completions, "with_inspection", "/v1/completions", {"inspect": ["*.resid"]}),
-        (inspecting, "with_inspection", "/v1/inspect", {}),
+        (inspecting, "_plan_look", "/v1/completions", {"inspect": ["*.resid"]}),
+        (inspecting, "_plan_look", "/v1/inspect", {}),
         (looks, "must_match", "/v1/completions", {"inspect": ["*.resid"]}),
         (Filling, "update", "/v1/fill", {"order": "left"}),
         (chat.Message, "to_template", "/v1/chat/completions", {}),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 
-from glassformer.serve.asgi.replies import HttpError
+from glassformer.serve.asgi.limits import PIECE_BYTES
+from glassformer.serve.asgi.replies import HttpError, json_response
 from glassformer.serve.lanes import ByteBudget, Lane
 
 from .conftest import started
@@ -205,3 +210,111 @@ def test_of_one_client_the_oldest_request_comes_first():
     begun = [order.index(f"{age}a") for age in range(4)]
     assert ended == sorted(ended)
     assert begun[2] > ended[0] and begun[3] > ended[1], "two requests are under way at most"
+
+
+SMALL_BUDGET = """
+import socket
+from glassformer.serve.asgi import limits, listening
+
+limits.MOST_ANSWERS, limits.ACCOUNT_SECONDS = 1 << 19, 0.02
+listen = listening._listen
+
+def small(host, port):
+    result = listen(host, port)
+    result.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+    return result
+
+listening._listen = small
+"""
+
+
+@pytest.fixture(scope="module")
+def poor(chat_model, tmp_path_factory):
+    """A server that holds half a MiB of answers."""
+    folder = tmp_path_factory.mktemp("poor")
+    (folder / "limits.py").write_text(SMALL_BUDGET)
+    keys = folder / "keys"
+    keys.write_text("one\ntwo\n")
+    keys.chmod(0o600)
+    words = f"{chat_model} --use {folder / 'limits.py'} --api-key-file {keys}"
+    with started(folder, words) as item:
+        yield item
+
+
+LONG = {"prompt": "O", "n": 8, "max_tokens": 200, "logprobs": 20, "ignore_eos": True}
+
+
+def ask(server, key, body, path=TEXT):
+    return server.post(path, body, headers={"authorization": f"Bearer {key}"})
+
+
+def running(server):
+    """The gauge of running requests where it is not 0."""
+    text = server.get("/metrics", headers={"authorization": "Bearer two"}).text
+    return "".join(re.findall(r"glassformer:num_requests_running\S* [1-9].*", text))
+
+
+def test_tokens_with_their_likeliest_are_counted_until_they_are_answered(poor):
+    answer = ask(poor, "one", LONG)
+    assert answer.status_code == 503 and "as many bytes" in answer.json()["error"]["message"]
+    assert answer.headers["retry-after"] == "1"
+    answer = ask(poor, "one", {**LONG, "n": 1, "max_tokens": 20})
+    assert answer.status_code == 200, "all was given back"
+
+
+def test_a_stream_that_nobody_reads_is_counted_and_ends(poor):
+    """It ends with an error, and others are answered."""
+    body = json.dumps({**LONG, "stream": True}).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer one\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(60)
+    connection.connect(poor.address)
+    with connection:
+        connection.sendall(head.encode() + body)
+        text = connection.recv(16).decode()
+        end = time.monotonic() + 60
+        while running(poor) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert ask(poor, "two", {**LONG, "n": 1, "max_tokens": 20}).status_code == 200
+        text += b"".join(iter(partial(connection.recv, 1 << 16), b"")).decode()
+    assert "as many bytes" in text and "[DONE]" in text
+    assert text.count("token_logprobs") < 1600
+
+
+def test_values_that_are_inspected_are_counted(poor):
+    body = {"prompt": "so shaken as we are " * 8, "inspect": ["*"], "positions": [-1]}
+    answer = ask(poor, "one", body, "/v1/inspect")
+    assert answer.status_code == 503, answer.text[:200]
+    assert ask(poor, "one", {**body, "inspect": ["decoder.out"]}, "/v1/inspect").status_code == 200
+
+
+def test_a_large_answer_is_sent_in_pieces_and_counted_until_the_last():
+    """What a client does not read stays where it is counted."""
+    sizes, open_at = list[int](), list[bool]()
+    answer = json_response(b"x" * (2 * PIECE_BYTES + 1))
+    closed = threading.Event()
+    answer.close = closed.set
+
+    async def send(message):
+        sizes.append(len(message.get("body", b"")))
+        open_at.append(not closed.is_set())
+
+    asyncio.run(answer({"type": "http"}, None, send))
+    assert sizes == [0, PIECE_BYTES, PIECE_BYTES, 1] and all(open_at) and closed.is_set()
+
+
+def test_an_answer_to_a_client_that_left_is_given_back():
+    closed = threading.Event()
+    answer = json_response({})
+    answer.close = closed.set
+
+    async def send(message):
+        raise OSError
+
+    with pytest.raises(OSError):
+        asyncio.run(answer({"type": "http"}, None, send))
+    assert closed.is_set()

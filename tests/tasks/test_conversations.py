@@ -7,7 +7,7 @@ import json
 import pytest
 
 from glassformer.tasks.examples import read_examples
-from glassformer.tasks.objectives import Chat, Preference
+from glassformer.tasks.objectives import Chat, Preference, Rewarded
 from mistakes import mistake
 
 HI = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
@@ -179,3 +179,91 @@ def test_a_file_of_something_else(tmp_path):
         read_examples(str(tmp_path / "no.jsonl"), Chat())
     with mistake("Conversations are one file"):
         read_examples({"messages": "a"}, Chat())
+
+
+SYSTEM = {"role": "system", "content": "Short."}
+OWN = {"role": "system", "content": "Mine."}
+SHAREGPT = [{"from": "human", "value": "Bye"}, {"from": "gpt", "value": "No"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "messages"),
+    [
+        ({"system": "Short.", "messages": [OWN, *HI]}, [OWN, *HI]),
+        ({"system_prompt": "Short.", "prompt": "Hi", "completion": "Hello!"}, [SYSTEM, *HI]),
+        ({"instruction": "Hi", "input": "  ", "output": "Hello!"}, HI),
+        ({"messages": HI, "conversations": SHAREGPT}, HI),
+        ({"messages": f"  {json.dumps(HI)}"}, HI),
+        ({"messages": [{**HI[0], "content": ["H", {"text": "i"}]}, HI[1]]}, HI),
+        ({"messages": [{"role": "assistant", "from": "human", "value": "Hi"}, HI[1]]}, HI),
+    ],
+)
+def test_the_nearest_field_counts(record, messages, tmp_path):
+    (example,) = read(tmp_path, record)
+    (conversation,) = example.conversations
+    assert list(conversation.messages) == messages
+    assert conversation.first == 1 and conversation.tools is None
+
+
+def test_roles_of_other_files_have_our_names(tmp_path):
+    names = ("human", "gpt", "observation", "model", "tool_response", "gpt")
+    turns = [{"from": name, "value": "x"} for name in names]
+    (example,) = read(tmp_path, {"conversations": turns, "tools": []})
+    (conversation,) = example.conversations
+    roles = [message["role"] for message in conversation.messages]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert conversation.tools is None
+
+
+def test_an_answer_may_be_thoughts_or_calls_alone(tmp_path):
+    """A call without arguments has none; what is null in a list is left out, too."""
+    thought = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "strict": None}}]}
+    (example,) = read(tmp_path, {"messages": [HI[0], thought, HI[0], call]})
+    (conversation,) = example.conversations
+    assert conversation.messages[1] == thought
+    function = {"name": "add", "arguments": {}}
+    assert conversation.messages[3]["tool_calls"] == [{"function": function}]
+
+
+def test_a_list_of_roles_without_contents_is_a_text(tmp_path):
+    (example,) = read(tmp_path, {"prompt": "Who?", "completion": '[{"role": "user"}]'})
+    assert example.conversations[0].messages[1]["content"] == '[{"role": "user"}]'
+
+
+def test_a_column_takes_the_place_of_a_field(tmp_path):
+    record = {"prompt": "x", "question": "Hi", "completion": "Hello!"}
+    (example,) = read(tmp_path, record, columns={"prompt": "question"})
+    assert list(example.conversations[0].messages) == HI
+
+
+@pytest.mark.parametrize(
+    ("prompt", "before"),
+    [("Hi", [SYSTEM, HI[0]]), ([OWN, HI[0]], [OWN, HI[0]]), ([*HI, HI[0]], [SYSTEM, *HI, HI[0]])],
+)
+def test_a_pair_is_answered_behind_its_prompt(prompt, before, tmp_path):
+    record = {"system": "Short.", "prompt": prompt, "chosen": "A", "rejected": "B"}
+    (example,) = read(tmp_path, record, objective=Preference())
+    for side, text in zip(example.conversations, "AB", strict=True):
+        assert list(side.messages) == [*before, {"role": "assistant", "content": text}]
+        assert side.first == len(before)
+    assert example.second == example.conversations[1].text
+    silent = {**record, "prompt": [*HI, HI[0]], "rejected": [{"role": "tool", "content": "B"}]}
+    with mistake("no message of the assistant that answers"):
+        read(tmp_path, silent, objective=Preference())
+
+
+def test_a_prompt_is_answered_by_the_model(tmp_path):
+    """A reward sees the whole record."""
+    records = [
+        {"system": "Short.", "prompt": "Hi", "answer": 3},
+        {"messages": [OWN, HI[0]], "prompt": "x"},
+    ]
+    first, second = read(tmp_path, *records, objective=Rewarded())
+    assert list(first.conversations[0].messages) == [SYSTEM, HI[0]]
+    assert list(second.conversations[0].messages) == [OWN, HI[0]]
+    assert (first.second, second.second) == ("3", None)
+    assert [example.conversations[0].record for example in (first, second)] == records
+    for nothing in ({"messages": HI}, {"prompt": "  "}):
+        with mistake("nothing to answer", "line 1"):
+            read(tmp_path, nothing, objective=Rewarded())

@@ -194,7 +194,7 @@ class PagedKV(ExternalKV):
         texts = self.cache.texts
         first, end = texts.spans[text]
         length, slots = texts.keys(text, self.layout[0])
-        k, v = (x.transpose(0, 1)[None] for x in self.pages.gather(slots))
+        k, v = (x.transpose(0, 1)[None].to(q.dtype) for x in self.pages.gather(slots))
         q_pos = texts.pos[:, first:end]
         if self.lookback is not None:  # what was given back is anything, and not a number perhaps
             for x in (k, v):

@@ -380,7 +380,7 @@ async def answer(
     status."""
     served = context.served
     if body.inspect is not None or body.edits or body.directions:
-        requests = await context.run_heavy(with_inspection, served, body, requests)
+        requests = await with_inspection(context, body, requests)
     handles = await context.submit(requests)
     choices = [
         [writer(context, body, handle, number * body.n + index, index) for index in range(body.n)]

@@ -16,14 +16,13 @@ from typing_extensions import TypedDict
 from ..core.files import JsonObject
 from ..tasks.pool import probabilities
 from ..tasks.predictions import worded
-from .asgi.limits import MOST_TEXTS, MOST_TOKENS
+from .asgi.limits import FLOAT_BYTES, MOST_TEXTS, MOST_TOKENS
 from .asgi.replies import HttpError, refuse
 from .engine import Encode
 from .engine.sequence import Encoded
 from .schemas import JsonInt, ModelRequest, TextOrTexts, Texts, Words, example
 from .served_models import Context, ServedModel, check_ids
 
-FLOAT_BYTES = 64  # of a number in a tensor, in a list and in JSON
 Text = str | list[int] | tuple[str, str]
 Rows = list[tuple[list[int], list[int]]]  # ids and segments
 

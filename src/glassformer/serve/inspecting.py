@@ -26,6 +26,7 @@ from ..core import config
 from ..core.files import JsonObject
 from ..sight import lens, looking, streams
 from ..sight.axes import keyed
+from .asgi.limits import FLOAT_BYTES
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
 from .engine.recording import concatenate, token_axis
@@ -107,9 +108,7 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
         return await context.run_heavy(run_inspection, served, ids, body, source)
     body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
     request = Request(ids, max_new=0, client=context.client)
-    handles = await context.submit(
-        await context.run_heavy(with_inspection, served, body, [request])
-    )
+    handles = await context.submit(await with_inspection(context, body, [request]))
     (events,) = await context.results(handles)
     inspector = Inspector(served, body, handles[0])
     for event in events:
@@ -289,14 +288,22 @@ def inspected_positions(body: InspectOptions, prompt: int) -> tuple[int, list[in
     return (prompt - 1, None) if positions == "new" else (min(*positions, prompt - 1), positions)
 
 
-def with_inspection(
-    served: ServedModel, body: InspectOptions, requests: Sequence[Request]
+async def with_inspection(
+    context: Context, body: InspectOptions, requests: Sequence[Request]
 ) -> list[Request]:
     """Adds the values to capture and the edits to the engine requests of one body. Raises HttpError
-    for unknown names and for too many values of all of them together."""
-    looks = [_plan_look(served, body, request) for request in requests]
-    _check_returned(sum(look.returned for look in looks))
-    _check_computed(sum(look.computed for look in looks))
+    for unknown names, for too many values of all of them together, and where the server holds as
+    many as it may."""
+
+    def plan() -> list[PlannedLook]:
+        return [_plan_look(context.served, body, request) for request in requests]
+
+    looks = await context.run_heavy(plan)
+    returned = sum(look.returned for look in looks)
+    computed = sum(look.computed for look in looks)
+    _check_returned(returned)
+    _check_computed(computed)
+    context.hold(4 * computed + FLOAT_BYTES * returned)
     return [look.request for look in looks]
 
 

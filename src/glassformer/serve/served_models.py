@@ -7,12 +7,13 @@ first.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
@@ -37,8 +38,15 @@ from ..sight.edits import Edit
 from ..sight.tuned_lens import fingerprint
 from ..tasks.predictions import prompt, tags
 from .asgi.body_errors import validation_error
-from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS
+from .asgi.limits import (
+    ACCOUNT_SECONDS,
+    EVENT_BYTES,
+    LONGEST_NAME,
+    MOST_CHARACTERS,
+    SCORE_BYTES,
+)
 from .asgi.replies import (
+    Answer,
     HttpError,
     RequestStats,
     disconnected,
@@ -317,10 +325,13 @@ class Context:
             raise
         return handles
 
-    async def events(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, Event]]:
+    async def events(
+        self, handles: Sequence[RequestHandle], kept: Sequence[Sequence[Event]] = ()
+    ) -> AsyncGenerator[tuple[int, Event]]:
         """Yields the events of requests submitted together in order of arrival, each with the
         index of its handle, and raises their errors. Where one fails or the consumer stops early,
-        all are cancelled."""
+        all are cancelled. Those that wait for the consumer, or that it has ``kept``, are counted
+        as held: HttpError 503."""
         id = self.served.id
         metrics = self.metrics
         tally = self.tally
@@ -331,6 +342,7 @@ class Context:
         tally.model = id
         tally.prompt_tokens += sum(len(handle.request.tokens) for handle in handles)
         numbers = {handle: number for number, handle in enumerate(handles)}
+        clock = self._account(handles, kept)
         try:
             async for handle, event in handles[0].channel:
                 now = time.monotonic()
@@ -363,13 +375,40 @@ class Context:
             going = [handle for handle in handles if not handle.exhausted]
             metrics.request_success.labels(id, "abort").inc(len(going))
             cancel(going)
+            clock()
+
+    def _account(
+        self, handles: Sequence[RequestHandle], kept: Sequence[Sequence[Event]]
+    ) -> Callable[[], None]:
+        """Counts the bytes of events again and again until the function that it returns is called.
+        Where the server holds as many as it may, the consumer's next event is that error."""
+        channel = handles[0].channel
+        top = max(getattr(handle.request, "logprobs", None) or 0 for handle in handles)
+        size = EVENT_BYTES + SCORE_BYTES * top
+        loop = asyncio.get_running_loop()
+        held = 0
+
+        def count() -> None:
+            nonlocal held, clock
+            clock = loop.call_later(ACCOUNT_SECONDS, count)
+            now = size * (channel.unread + sum(map(len, kept)))
+            try:
+                self.hold(now - held)
+                held = now
+            except HttpError as error:
+                clock.cancel()
+                cancel(handles)
+                channel.fail(handles[0], error)
+
+        clock = loop.call_later(ACCOUNT_SECONDS, count)
+        return lambda: clock.cancel()
 
     async def results(self, handles: Sequence[RequestHandle]) -> list[list[Event]]:
         """Events of each request. Raises ClientDisconnected."""
         results = [list[Event]() for _ in handles]
 
         async def collect() -> list[list[Event]]:
-            async with aclosing(self.events(handles)) as events:
+            async with aclosing(self.events(handles, results)) as events:
                 async for number, event in events:
                     results[number].append(event)
             return results
@@ -423,12 +462,14 @@ def endpoint(
     """Starlette endpoint of what is computed from a JSON body.
 
     Bodies and large answers are read and written in threads: megabytes of JSON of one client never
-    block the streams of others. A body counts as held until it is answered, or its stream begins.
+    block the streams of others. A body counts as held until it is answered, or its stream begins;
+    an answer until it was read.
     """
 
     async def answer(request: HttpRequest) -> Response:
         client = client_of(request)
-        with bodies.account(client) as hold, answers.account(client) as hold_answer:
+        with bodies.account(client) as hold, ExitStack() as stack:
+            hold_answer = stack.enter_context(answers.account(client))
             content = await read_body(request, hold)
             size = len(content)
             fields = await lanes.run(request, size, parse_body, body, content)
@@ -436,9 +477,12 @@ def endpoint(
             served = registry[fields.model]
             context = Context(request, served, metrics, lanes, size, hold_answer)
             value = await handler(context, fields)
-            if isinstance(value, Response):
-                return value
-            return json_response(small_json(value) or await context.run_heavy(encode_json, value))
+            if not isinstance(value, Answer):
+                value = small_json(value) or await context.run_heavy(encode_json, value)
+                hold_answer(len(value))
+                value = json_response(value)
+            value.close = stack.pop_all().close
+            return value
 
     return answer
 

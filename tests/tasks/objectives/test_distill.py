@@ -97,6 +97,8 @@ def test_what_is_refused_says_so(home, tmp_path):
         batch_of(Distill(), home)
     with mistake("another tokenizer than the student"):
         batch_of(Distill(teacher="tiny"), home)
+    with mistake("top is of saved logits alone", "train.objective.logits"):
+        batch_of(Distill(teacher=str(home / "teacher"), top=3), home)
     with mistake("has no logits of", "teacher"):
         batch_of(Distill(logits=str(tmp_path / "none.npz")), home)
     (tmp_path / "bad.npz").write_text("x")

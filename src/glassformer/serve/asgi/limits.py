@@ -4,7 +4,9 @@ from __future__ import annotations
 
 MOST_BODY = 8 << 20  # bytes of a request
 MOST_BODIES = 128 << 20  # bytes of all requests that are held at once
-MOST_ANSWERS = 1 << 30  # bytes of log-probabilities, vectors and logits of all answers at once
+MOST_ANSWERS = (
+    1 << 30
+)  # bytes of tokens, log-probabilities, vectors and logits of all answers at once
 SMALL_WORK = 1 << 15  # bytes, characters or numbers; work on more is heavy
 SMALL_JSON = 1 << 11  # pieces of an answer's JSON that are written at once
 LARGE_BODY = 1 << 20  # bytes that the JSON scanner in C reads without letting other threads run
@@ -18,6 +20,10 @@ MOST_CONTINUATIONS = 1024  # n of each prompt together
 MOST_LOGPROBS = 20
 MOST_SCORES = 1 << 21  # log-probabilities of a request's prompts, their likeliest tokens too
 SCORE_BYTES = 128  # of each of them, a pair of Python's numbers
+EVENT_BYTES = 512  # of a token that was written, and waits for its reader or for the others
+ACCOUNT_SECONDS = 0.25  # from one count of these to the next
+FLOAT_BYTES = 64  # of a number in a tensor, in a list and in JSON
+PIECE_BYTES = 256 << 10  # of a large answer, that wait for a reader at once
 MOST_STOPS = 16
 LONGEST_STOP = 256
 MOST_BIASES = 1024

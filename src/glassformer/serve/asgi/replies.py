@@ -39,6 +39,7 @@ from .limits import (
     MOST_BODY,
     MOST_HEADER_LINES,
     MOST_HEADERS,
+    PIECE_BYTES,
     SMALL_JSON,
 )
 
@@ -243,13 +244,36 @@ def _finite(value: Any) -> Any:
     return json_number(value) if isinstance(value, float) else value
 
 
+class Answer(Response):
+    """A response that is sent piece by piece: what a client does not read waits here, where it is
+    counted. ``close`` is called when all but the last piece was read, or nobody reads it."""
+
+    close: Callable[[], None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._respond(scope, receive, send)
+        finally:
+            if self.close is not None:
+                self.close()
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = self.status_code
+        await send({"type": "http.response.start", "status": status, "headers": self.raw_headers})
+        for start in range(0, len(self.body) or 1, PIECE_BYTES):
+            end = start + PIECE_BYTES
+            more = end < len(self.body)
+            body = self.body[start:end]
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
 def json_response(
     value: Any, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
+) -> Answer:
     """JSON response that is never cached."""
     headers = {"cache-control": "no-store", **(headers or {})}
     content = value if isinstance(value, bytes) else to_json(value).encode("utf-8", "replace")
-    return Response(content, status, headers, "application/json")
+    return Answer(content, status, headers, "application/json")
 
 
 # -------------------------------------------------------------------------- work for a client
@@ -298,7 +322,7 @@ def format_event(data: Any, name: str | None = None, id: str | None = None) -> b
     return f"{id_line}{name_line}data: {to_json(data)}\n\n".encode("utf-8", "replace")
 
 
-class EventStream(Response):
+class EventStream(Answer):
     """Server-sent events after ``first``, closed by ``end``.
 
     The stream stops when the client disconnects. An exception on the way becomes an event with an
@@ -321,7 +345,7 @@ class EventStream(Response):
         self.first = first
         self.waited = waited
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.ensure_future(disconnected(Request(scope, receive)))
         await until_disconnect(leaving, self._send(send, leaving, request_id(scope)))
 

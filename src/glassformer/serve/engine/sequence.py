@@ -237,6 +237,17 @@ class Channel:
             if not WAKING.together:
                 wake()
 
+    @property
+    def unread(self) -> int:
+        """Number of events that wait for the reader."""
+        return len(self._events)
+
+    def fail(self, handle: RequestHandle, error: Exception) -> None:
+        """Puts an error in the place of all events that wait."""
+        with self._condition:
+            self._events.clear()
+        self.put(handle, Event(0, finish_reason="error", error=error))
+
     def _take(self) -> tuple[RequestHandle, Event] | None:
         """The next event; None where there is none yet."""
         if not self._events:

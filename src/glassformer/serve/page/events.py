@@ -91,14 +91,14 @@ class Trainings:
             step = int(tail.columns["step"][-1]) if rows else 0
             spent = tail.columns["seconds"][-1] if "seconds" in tail.columns else 0.0
         settings: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             settings = json.loads(files.read_bytes(path / RUN_FILE))
-        train = settings.get("train", {})
-        steps = train.get("steps")
-        objective = (train.get("objective") or {}).get("type")
-        vocab = ((settings.get("model") or {}).get("embed") or {}).get("vocab")
+        steps = _setting(settings, "train", "steps")
+        objective = _setting(settings, "train", "objective", "type")
+        vocab = _setting(settings, "model", "embed", "vocab")
         chance = None
-        if objective in TOKEN_OBJECTIVES and isinstance(vocab, int) and vocab > 1:
+        is_token = isinstance(objective, str) and objective in TOKEN_OBJECTIVES
+        if is_token and isinstance(vocab, int) and vocab > 1:
             chance = math.log(vocab)
         age = file_age(path / LOG_FILE)
         saved_steps = checkpoints(path)
@@ -259,8 +259,22 @@ class Trainings:
             await asyncio.sleep(POLL_SECONDS)
 
 
+def _setting(settings: Any, *names: str) -> Any:
+    """A setting of a run file; None where somebody else's or a damaged one has none."""
+    for name in names:
+        settings = settings.get(name) if isinstance(settings, dict) else None
+    return settings
+
+
 def is_run(folder: Path) -> bool:
-    return (folder / RUN_FILE).is_file() or (folder / LOG_FILE).is_file()
+    """False for a folder that cannot be read, too: the others are listed all the same."""
+    return _is_file(folder / RUN_FILE) or _is_file(folder / LOG_FILE)
+
+
+def _is_file(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.is_file()
+    return False
 
 
 def file_age(path: Path) -> float | None:
@@ -286,6 +300,6 @@ def checkpoints(path: Path) -> list[int]:
     with contextlib.suppress(OSError):
         for folder in path.iterdir():
             match = re.fullmatch(r"step-(\d{6,12})", folder.name)
-            if match and (folder / "config.json").is_file():
+            if match and _is_file(folder / "config.json"):
                 steps.append(int(match[1]))
     return sorted(steps)

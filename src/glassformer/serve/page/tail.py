@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ...core.files import JsonObject
 
+MAX_STEP = 1 << 53  # all whole numbers below are floats, too
+
 
 def record_of(line: bytes) -> JsonObject | None:
     """The object of a step in a line; None where there is none."""
@@ -19,8 +21,9 @@ def record_of(line: bytes) -> JsonObject | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    is_step = isinstance(record, dict) and isinstance(record.get("step"), int)
-    return record if is_step else None
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        return None
+    return record if abs(record["step"]) < MAX_STEP else None
 
 
 class LogTail:
@@ -66,7 +69,11 @@ class LogTail:
         record = record_of(line)
         if record is None:
             return
-        numbers = {name: value for name, value in record.items() if type(value) in (int, float)}
+        numbers = dict[str, float]()
+        for name, value in record.items():
+            with contextlib.suppress(OverflowError):  # no float is as large
+                if type(value) in (int, float):
+                    numbers[name] = float(value)
         for name in [*dict.fromkeys((*self.columns, *numbers))][:100]:
             if name not in self.columns:
                 self.columns[name] = array("d", [math.nan]) * self.rows

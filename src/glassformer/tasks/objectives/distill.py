@@ -57,6 +57,11 @@ class Distill(Chat):
         need(
             bool(self.teacher or self.logits), f"Distill learns from a teacher; name it: {fields}."
         )
+        need(
+            bool(self.logits) or self.top == 64,
+            "Distill.top is of saved logits alone; leave it out, or name a file as "
+            "train.objective.logits.",
+        )
         judge = ""  # none: whoever filled the file
         if self.teacher:
             teacher, reads = _teacher(self.teacher, "cpu")

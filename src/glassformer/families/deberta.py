@@ -174,8 +174,8 @@ def table(model: Encoder) -> Table:
     ]
     if not attention.key_bias:
         inside = partial(rules, file="deberta.encoder.layer.{i}.attention.self.", place=OURS)
-        trunk_rules += inside(_FIRST, ends=("",))
-        trunk_rules += inside({QKV: "in_proj"}, ends=(".weight",), groups=attention.heads)
+        trunk_rules += inside(_FIRST, suffixes=("",))
+        trunk_rules += inside({QKV: "in_proj"}, suffixes=(".weight",), groups=attention.heads)
     pool = {"pool.transform": "pooler.dense", "pool.proj": "classifier"}
     names = [f"{_WORDS}.transform.{name}" for name in ("dense", "LayerNorm")]
     newer = moved(f"{_NEW}.dense", f"{_NEW}.LayerNorm", *names)

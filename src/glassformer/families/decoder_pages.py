@@ -655,14 +655,14 @@ def table(
     """
     inside = partial(rules, file=f"{layer}.", place=f"{side}.blocks.{{i}}.")
     straight = {name: file_name for names in layers for name, file_name in names.items()}
-    ends = {"embed.token": token, f"{side}.last_norm": last_norm, "head.proj": head}
+    outer = {"embed.token": token, f"{side}.last_norm": last_norm, "head.proj": head}
     return Table(
         (
-            *rules({**ends, **outside}),
+            *rules({**outer, **outside}),
             *inside(straight),
             *inside(turned, transpose=True),
             *inside(fused, **options),
-            *inside(tables, ends=("",)),
+            *inside(tables, suffixes=("",)),
             *more,
         ),
         ignore=ignore,

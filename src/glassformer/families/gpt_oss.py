@@ -63,7 +63,7 @@ GPT_OSS = page(
         },
         # gate and up take turns
         fused={"ffn.gate ffn.up": "mlp.experts.gate_up_proj"},
-        ends=("", "_bias"),
+        suffixes=("", "_bias"),
         axes="e c (d 2) -> (2 e) d c",
         more=(NameRule(f"{THEIRS}.mlp.experts.down_proj", f"{OURS}.ffn.down", transpose=True),),
     ),

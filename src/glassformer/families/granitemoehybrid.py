@@ -108,7 +108,7 @@ GRANITEMOEHYBRID = page(
             "ffn.down": "block_sparse_moe.output_linear.weight",
         },
         fused={"ffn.gate ffn.up": "block_sparse_moe.input_linear.weight"},
-        ends=("",),
+        suffixes=("",),
         axes="e (2 d) c -> (2 e) d c",
     ),
 )

@@ -146,7 +146,7 @@ LLAMA4 = page(
         under("feed_forward", PROJECTIONS, "ffn."),
         under("feed_forward.shared_expert", PROJECTIONS, "ffn.shared."),
         fused={"ffn.gate ffn.up": "feed_forward.experts.gate_up_proj"},
-        ends=("",),
+        suffixes=("",),
         axes="e c (2 d) -> (2 e) d c",
         more=(
             NameRule(

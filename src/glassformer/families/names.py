@@ -62,7 +62,7 @@ def rules(
     layers: Names,
     file: str = "",
     place: str = "",
-    ends: tuple[str, ...] = (".weight", ".bias"),
+    suffixes: tuple[str, ...] = (".weight", ".bias"),
     transpose: bool = False,
     axes: str = "",
     **options: Any,
@@ -74,14 +74,14 @@ def rules(
     """
     return tuple(
         NameRule(
-            f"{file}{file_name}{end}",
-            tuple(f"{place}{name}{end}" for name in names.split()),
-            transpose and not end.endswith("bias"),
-            axes.replace(" c", "") if end.endswith("bias") else axes,
+            f"{file}{file_name}{suffix}",
+            tuple(f"{place}{name}{suffix}" for name in names.split()),
+            transpose and not suffix.endswith("bias"),
+            axes.replace(" c", "") if suffix.endswith("bias") else axes,
             **options,
         )
         for names, file_name in layers.items()
-        for end in ends
+        for suffix in suffixes
     )
 
 

@@ -78,7 +78,7 @@ def _table(layer: str, norm: str, layers: Names, tables: Names = NO_NAMES) -> Ta
         under(layer, layers),
         tables=under(layer, tables),
         fused={f"attn.mix_{word[0]}": f"{layer}.time_mix_{word}" for word in words},
-        ends=("",),
+        suffixes=("",),
         axes="1 h c -> (1 h c)",
         layer="rwkv.blocks.{i}",
         token="rwkv.embeddings",

@@ -156,17 +156,17 @@ def table(model: Model) -> Table:
     wide = {"gate": "wi_0", "up": "wi_1"} if gated else {"up": "wi"}
     names = {"embed.token": "shared", "head.proj": "lm_head"}
     for side, layers in _LAYERS.items():
-        ours, theirs = f"{side}.blocks.{{i}}.", f"{side}.block.{{i}}.layer."
+        place, file = f"{side}.blocks.{{i}}.", f"{side}.block.{{i}}.layer."
         bias = "0.SelfAttention.relative_attention_bias"
         names |= {
-            f"{ours}position": f"{theirs}{bias}",  # umT5: in each block
+            f"{place}position": f"{file}{bias}",  # umT5: in each block
             f"{side}.position": f"{side}.block.0.layer.{bias}",
             f"{side}.last_norm": f"{side}.final_layer_norm",
         }
         for name, layer in layers.items():
             inner = {**wide, "down": "wo"} if name == "ffn" else _ATTENTION
-            names |= under(f"{theirs}{layer}", inner, f"{ours}{name}.")
-            names[f"{ours}{name}_norm"] = f"{theirs}{layer[0]}.layer_norm"
+            names |= under(f"{file}{layer}", inner, f"{place}{name}.")
+            names[f"{place}{name}_norm"] = f"{file}{layer[0]}.layer_norm"
     return Table(
         rules(names),
         # nothing ever read it

@@ -46,8 +46,8 @@ from .asgi.limits import (
     SCORE_BYTES,
 )
 from .asgi.replies import (
-    Answer,
     HttpError,
+    PacedResponse,
     RequestStats,
     disconnected,
     encode_json,
@@ -326,11 +326,11 @@ class Context:
         return handles
 
     async def events(
-        self, handles: Sequence[RequestHandle], kept: Sequence[Sequence[Event]] = ()
+        self, handles: Sequence[RequestHandle], results: Sequence[Sequence[Event]] = ()
     ) -> AsyncGenerator[tuple[int, Event]]:
         """Yields the events of requests submitted together in order of arrival, each with the
         index of its handle, and raises their errors. Where one fails or the consumer stops early,
-        all are cancelled. Those that wait for the consumer, or that it has ``kept``, are counted
+        all are cancelled. Those that wait for the consumer, or that stand in ``results``, are counted
         as held: HttpError 503."""
         id = self.served.id
         metrics = self.metrics
@@ -342,7 +342,7 @@ class Context:
         tally.model = id
         tally.prompt_tokens += sum(len(handle.request.tokens) for handle in handles)
         numbers = {handle: number for number, handle in enumerate(handles)}
-        clock = self._account(handles, kept)
+        clock = self._account(handles, results)
         try:
             async for handle, event in handles[0].channel:
                 now = time.monotonic()
@@ -378,7 +378,7 @@ class Context:
             clock()
 
     def _account(
-        self, handles: Sequence[RequestHandle], kept: Sequence[Sequence[Event]]
+        self, handles: Sequence[RequestHandle], results: Sequence[Sequence[Event]]
     ) -> Callable[[], None]:
         """Counts the bytes of events again and again until the function that it returns is called.
         Where the server holds as many as it may, the consumer's next event is that error."""
@@ -386,15 +386,15 @@ class Context:
         top = max(getattr(handle.request, "logprobs", None) or 0 for handle in handles)
         size = EVENT_BYTES + SCORE_BYTES * top
         loop = asyncio.get_running_loop()
-        held = 0
+        size_counted = 0
 
         def count() -> None:
-            nonlocal held, clock
+            nonlocal size_counted, clock
             clock = loop.call_later(ACCOUNT_SECONDS, count)
-            now = size * (channel.unread + sum(map(len, kept)))
+            now = size * (channel.unread + sum(map(len, results)))
             try:
-                self.hold(now - held)
-                held = now
+                self.hold(now - size_counted)
+                size_counted = now
             except HttpError as error:
                 clock.cancel()
                 cancel(handles)
@@ -477,7 +477,7 @@ def endpoint(
             served = registry[fields.model]
             context = Context(request, served, metrics, lanes, size, hold_answer)
             value = await handler(context, fields)
-            if not isinstance(value, Answer):
+            if not isinstance(value, PacedResponse):
                 value = small_json(value) or await context.run_heavy(encode_json, value)
                 hold_answer(len(value))
                 value = json_response(value)

@@ -139,7 +139,7 @@ def fidelity(
         sums.append(streams.fp64(value[is_token]).sum(0))
 
     with Progress("reading", progress) as report, inference(model):
-        losses = {"model": _losses(model, rows, {}, lambda *seen: see(0, *seen))}
+        losses = {"model": _losses(model, rows, {}, lambda *tape: see(0, *tape))}
         tokens = sum(int((pos >= 0).sum()) for _, pos in rows)
         mean, zero = torch.stack(sums).sum(0) / tokens, torch.zeros(())
         variants: dict[str, TapeEdits] = {
@@ -153,7 +153,7 @@ def fidelity(
         model.features = randomised(dictionary, seed)
         try:
             edits = {ERROR: _constant(zero)}
-            losses["random dictionary"] = _losses(model, rows, edits, lambda *seen: see(1, *seen))
+            losses["random dictionary"] = _losses(model, rows, edits, lambda *tape: see(1, *tape))
         finally:
             model.features = dictionary
     active, random_active = (firings.sum(1) / tokens).tolist()
@@ -229,15 +229,15 @@ def feature(
 
 def randomised(dictionary: Any, seed: int) -> Any:
     """A dictionary of the same size and lengths, of random directions that stand for themselves."""
-    other, draw = copy.deepcopy(dictionary), torch.Generator().manual_seed(seed)
-    for weight, side in ((other.W_dec, 1), (other.W_enc, 0)):
-        rows = torch.randn(other.width, weight.shape[side], generator=draw)
-        if weight is other.W_enc and other.target == other.address:
-            rows = other.W_dec.cpu()
+    baseline, generator = copy.deepcopy(dictionary), torch.Generator().manual_seed(seed)
+    for weight, side in ((baseline.W_dec, 1), (baseline.W_enc, 0)):
+        rows = torch.randn(baseline.width, weight.shape[side], generator=generator)
+        if weight is baseline.W_enc and baseline.target == baseline.address:
+            rows = baseline.W_dec.cpu()
         lengths = weight.norm(dim=side, keepdim=True)
         weight.data = F.normalize(rows if side else rows.T, dim=side).to(weight) * lengths
-    other.b_enc.data.zero_()
-    return other
+    baseline.b_enc.data.zero_()
+    return baseline
 
 
 def _logits(
@@ -248,8 +248,8 @@ def _logits(
         return [], 0.0
     gain = getattr(streams.last_norm(model), "weight", None)
     table = streams.wide(model.head.table(model.embed))[: tokenizer.size]  # type: ignore[union-attr]
-    both = torch.stack([direction, random]) * (1 if gain is None else streams.wide(gain))
-    logits, random_logits = both @ table.T
+    directions = torch.stack([direction, random]) * (1 if gain is None else streams.wide(gain))
+    logits, random_logits = directions @ table.T
     order = logits.argsort(descending=True).tolist()
     ids = [*order[:top], *order[-top:]]
     words = streams.display_texts(tokenizer, ids)

@@ -125,18 +125,18 @@ def supervise(
         run(writer)
     os.close(out)
     os.close(writer)
-    printed, data, excess, whole = bytearray(), bytearray(), "", False
+    printed, data, excess, is_answered = bytearray(), bytearray(), "", False
     collector = threading.Thread(target=_collect, args=(printed_end, printed), daemon=True)
     collector.start()
     deadline = start + WALL * seconds + GRACE
     try:
-        while not (excess or whole) and time.monotonic() < deadline:
+        while not (excess or is_answered) and time.monotonic() < deadline:
             if select.select([reader], [], [], LOOK)[0]:
                 chunk = os.read(reader, 1 << 16)
                 if not chunk or len(data) > LONGEST:
                     break
                 data += chunk
-                whole = is_whole(bytes(data))
+                is_answered = is_whole(bytes(data))
             else:
                 excess = _excess(seconds, child)
     finally:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 MOST_BODY = 8 << 20  # bytes of a request
 MOST_BODIES = 128 << 20  # bytes of all requests that are held at once
-MOST_ANSWERS = (
-    1 << 30
-)  # bytes of tokens, log-probabilities, vectors and logits of all answers at once
+MOST_ANSWERS = 1 << 30  # bytes of tokens, scores, vectors and logits of all answers at once
 SMALL_WORK = 1 << 15  # bytes, characters or numbers; work on more is heavy
 SMALL_JSON = 1 << 11  # pieces of an answer's JSON that are written at once
 LARGE_BODY = 1 << 20  # bytes that the JSON scanner in C reads without letting other threads run

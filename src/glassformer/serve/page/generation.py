@@ -37,13 +37,13 @@ def generate(
 
     settings = fields.settings.model_dump(exclude_unset=True)
     if fields.messages is not None:
-        chat_ids, ends, saved = _conversation(models, fields, check)
+        chat_ids, eos, saved = _conversation(models, fields, check)
         seed = secrets.randbits(31) if fields.seed is None else fields.seed
         fields = fields.model_copy(update={"ids": chat_ids, "seed": seed})
         settings = saved | settings
     name, loaded, ids, options = _generation_input(models, fields, check)
     if fields.messages is not None:
-        options["eos"] = ends
+        options["eos"] = eos
     from ...core.generation import generate as start_generation
 
     with loaded.acquire(check):
@@ -109,8 +109,8 @@ def _conversation(
         f"The chat would have {len(ids):,} tokens and the context is {context:,}; begin anew, or "
         "write a shorter message.",
     )
-    ends = [*tokenizer.end_ids, *template.closing()]
-    return ids, ends, {name: value for name, value in saved.items() if value is not None}
+    eos = [*tokenizer.end_ids, *template.closing()]
+    return ids, eos, {name: value for name, value in saved.items() if value is not None}
 
 
 def beams(models: Models, fields: BeamFields, check: CancelCheck) -> JsonObject:

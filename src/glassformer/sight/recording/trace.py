@@ -361,9 +361,9 @@ def record(
     inputs = looking.prepare(model, tokenizer, text, source, edits)
     args = (model, tokenizer, inputs.tokens, inputs.source, inputs.edits, keep)
     if address is not None:
-        part = Trace(*args, address=address)
-        if part.holds(address):
-            return part
+        short = Trace(*args, address=address)
+        if short.holds(address):
+            return short
     return Trace(*args)
 
 

@@ -10,7 +10,7 @@ export const help = signal(false);
 export const actions: { up?: () => void; stop?: () => void; walk?: (step: number) => void } = {};
 
 export const KEYS: [string, string][] = [
-  ["1 – 8", "screens"],
+  ["1 – 9", "screens"],
   ["[ ]", "layer before, after"],
   ["; '", "head before, after"],
   ["arrows", "move in a matrix or along the tokens; Shift: by ten"],

@@ -1,9 +1,10 @@
 // A circuit as a picture: positions from left to right, layers from the bottom up. Every node and edge of the JSON has a place.
 import type { Circuit, CircuitEdge, CircuitNode } from "./types";
 
-export const BOX = { width: 46, height: 22 };
-const GAP = 6, BETWEEN = 46, LEFT = 92, TOP = 12, WIDEST = 14; // pixels; of the widest edge
+export const BOX = { width: 42, height: 22 };
+const GAP = 5, BETWEEN = 46, LEFT = 84, LETTER = 7, TOP = 12, WIDEST = 14; // pixels; of the widest edge
 const ALL = 40; // tokens up to which those without a node have a column too
+export const WORD = 9; // letters of a column's word
 const LINE = 4; // nodes beside each other, then the next line
 
 export interface Placed {
@@ -73,15 +74,16 @@ export function picture(circuit: Circuit): Picture {
     cells.set(key, [...(cells.get(key) ?? []), node, ...looks]);
   }
   const order = [...levels.keys()].sort((a, b) => b - a);
-  const most = (column: number) => Math.max(1, ...order.map((level) => Math.min(LINE, cells.get(`${level},${column}`)?.length ?? 0)));
+  const most = (column: number) => Math.max(0, ...order.map((level) => Math.min(LINE, cells.get(`${level},${column}`)?.length ?? 0)));
   const tall = (level: number) => Math.max(1, ...shown.map((column) => Math.ceil((cells.get(`${level},${column}`)?.length ?? 0) / LINE)));
   const columns: Picture["columns"] = [], rows: Picture["rows"] = [], nodes: Placed[] = [];
   let x = LEFT;
   const middles = new Map<number, number>();
   for (const column of shown) {
-    const wide = most(column) * (BOX.width + GAP) + GAP, ofSource = column < source.length;
-    middles.set(column, x + wide / 2);
+    const ofSource = column < source.length;
     const at = ofSource ? column : column - source.length, word = column < 0 ? "all" : (ofSource ? source : words)[at];
+    const wide = Math.max(LETTER * (Math.min(WORD, word.length) + 1), most(column) * (BOX.width + GAP) + GAP);
+    middles.set(column, x + wide / 2);
     columns.push({ x: x + wide / 2, word, title: column < 0 ? "of all tokens" : `${source.length ? (ofSource ? "source " : "target ") : ""}${at}:${word}` });
     x += wide;
   }

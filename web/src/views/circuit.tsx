@@ -1,8 +1,8 @@
 // Which parts carry one answer, and which of them feeds which: the JSON of `glassformer circuit`, drawn. Nothing is drawn that it does not hold.
 import { signal, useSignal } from "@preact/signals";
-import { useEffect, useMemo } from "preact/hooks";
-import { BOX, kept, picture, share } from "../core/circuit";
-import { number, percent, readable } from "../core/format";
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import { BOX, kept, picture, share, WORD } from "../core/circuit";
+import { number, percent } from "../core/format";
 import { card, explain, failure, run } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
@@ -16,7 +16,7 @@ import "./circuit.css";
 const MANY = 1500; // edges on the page
 const answer = state.param("ca", "", String), instead = state.param("ci", "", String);
 const corrupted = state.param("cc", "", String), other = state.param("cs", "", String);
-const least = state.param("cl", "0.05", String), greedy = state.param("cg", "", String), neurons = state.param("cn", "", String);
+const least = state.param("cl", "0.05", String), greedy = state.param("cg", "", String), neurons = state.param("cn", "", String), after = state.param("cp", "", String);
 
 interface Found {
   run: string;
@@ -31,7 +31,7 @@ async function find(made: Run): Promise<void> {
   const mine = { stop: new AbortController(), since: Date.now() };
   asking.value = mine;
   error.value = "";
-  const asked = { answer: answer.value, instead: instead.value, position: made.task === "causal" ? state.query.value : null, corrupted: corrupted.value, corrupted_source: other.value, least: Number(least.value), greedy: greedy.value === "1", neurons: neurons.value === "1" };
+  const asked = { answer: answer.value, instead: instead.value, position: /^-?\d+$/.test(after.value) ? Number(after.value) : null, corrupted: corrupted.value, corrupted_source: other.value, least: Number(least.value), greedy: greedy.value === "1", neurons: neurons.value === "1" };
   try {
     const circuit = await transport.post<Circuit>(`api/runs/${made.run}/circuit`, asked, mine.stop.signal);
     if (asking.value !== mine) return;
@@ -91,14 +91,13 @@ function Question({ made }: { made: Run }) {
   }, [now]);
   const field = (one: typeof answer, title: string, hint: string, wide = false) => <label class="row">{title} <input aria-label={title} placeholder={hint} size={wide ? 34 : 12} value={one.value} onInput={(event) => (one.value = event.currentTarget.value)} /></label>;
   const flag = (one: typeof greedy, title: string, hint: string) => <label class="row" title={hint}><input type="checkbox" checked={one.value === "1"} onChange={(event) => (one.value = event.currentTarget.checked ? "1" : "")} /> {title}</label>;
-  const place = made.task === "causal" ? state.query.value : null;
   return (
     <form class="card stack" aria-label="the answer" onSubmit={(event) => (event.preventDefault(), void find(made))}>
       <h2>Which parts carry this answer, and which of them feeds which?</h2>
       <div class="row">
         {field(answer, "answer", "the likeliest")}
         {field(instead, "instead of", "nothing")}
-        <span class="soft">{place === null ? (made.task === "masked" ? "at the mask" : "after the last token") : `after token ${place}, which is locked`}</span>
+        {field(after, made.task === "masked" ? "at token" : "after token", made.task === "masked" ? "the mask" : "the last")}
       </div>
       <div class="row">
         {field(corrupted, "corrupted text", "as many tokens, another answer", true)}
@@ -118,25 +117,26 @@ function Question({ made }: { made: Run }) {
 const sign = (value: number) => (value < 0 ? "minus" : "plus");
 
 function Drawing({ made, circuit }: { made: Run; circuit: Circuit }) {
-  const drawn = useMemo(() => picture(circuit), [circuit]), on = chosen.value;
+  const drawn = useMemo(() => picture(circuit), [circuit]), on = chosen.value, frame = useRef<HTMLDivElement>(null);
+  useEffect(() => frame.current!.scrollTo(drawn.width, 0), [drawn]); // the answer is mostly at the end
   const edges = drawn.edges.length > MANY ? [...drawn.edges].sort((a, b) => b.width - a.width).slice(0, MANY) : drawn.edges;
   const near = (...ends: string[]) => (!on || ends.includes(on) ? "" : "far");
-  const text = (node: CircuitNode) => `${readable(node.text)}: ${number(node.value, 5)}, ${percent(Math.abs(share(circuit, node.value)))} of the answer`;
+  const text = (node: CircuitNode) => `${node.text}: ${number(node.value, 5)}, ${percent(Math.abs(share(circuit, node.value)))} of the answer`;
   const byAddress = new Map(circuit.nodes.map((one) => [one.address, one]));
   return (
     <section class="card" aria-label="the circuit">
       <div class="row">
-        <h2>{readable(circuit.answer)}</h2>
+        <h2>{circuit.answer}</h2>
         <button class="quiet" onClick={() => save(JSON.stringify(circuit, null, 2), `circuit ${made.model}`, "json", "application/json")}>save JSON</button>
         {on && <button class="quiet" onClick={() => (chosen.value = "")}>show all edges alike</button>}
       </div>
-      <div class="scroll drawing" tabIndex={0} role="region" aria-label="layers by positions">
+      <div class="scroll drawing" ref={frame} tabIndex={0} role="region" aria-label="layers by positions">
         <svg width={drawn.width} height={drawn.height} role="group" aria-label="nodes and edges of the circuit">
           {drawn.rows.map((row) => <text key={row.name} class="side" x={4} y={row.y + 4}>{row.name}</text>)}
-          {drawn.columns.map((one) => <text key={one.title} class="word" x={one.x} y={drawn.height - 8} text-anchor="middle">{readable(one.word).slice(0, 9)}<title>{one.title}</title></text>)}
+          {drawn.columns.map((one) => <text key={one.title} class="word" x={one.x} y={drawn.height - 8} text-anchor="middle">{one.word.slice(0, WORD)}<title>{one.title}</title></text>)}
           {edges.map(({ edge, path, width }) => (
             <path key={`${edge.writer} > ${edge.reader}`} class={`edge ${sign(edge.value)} ${near(edge.writer, edge.reader)}`} d={path} stroke-width={width} data-edge={`${edge.writer} > ${edge.reader}`} data-v={edge.value} onClick={() => void choose(made, edge.writer)}>
-              <title>{`${readable(byAddress.get(edge.writer)!.text)} adds ${number(edge.value, 5)} to ${readable(byAddress.get(edge.reader)!.text)}, ${percent(Math.abs(share(circuit, edge.value)))} of the answer`}</title>
+              <title>{`${byAddress.get(edge.writer)!.text} adds ${number(edge.value, 5)} to ${byAddress.get(edge.reader)!.text}, ${percent(Math.abs(share(circuit, edge.value)))} of the answer`}</title>
             </path>
           ))}
           {drawn.ties.map((one) => <path key={one.key} class="tie" d={one.path} />)}
@@ -144,7 +144,7 @@ function Drawing({ made, circuit }: { made: Run; circuit: Circuit }) {
             <g key={node.address} class={`node ${sign(node.value)} ${node.kind}`} role="button" tabIndex={0} aria-pressed={on === node.address} aria-label={text(node)} data-node={node.address} data-v={node.value}
               onClick={() => void choose(made, node.address)} onKeyDown={(event) => event.key === "Enter" && void choose(made, node.address)}>
               <rect x={x - BOX.width / 2} y={y - BOX.height / 2} width={BOX.width} height={BOX.height} rx={node.head ? 11 : 4} style={{ fillOpacity: Math.min(0.7, 0.06 + 0.6 * Math.abs(share(circuit, node.value))) }} />
-              <text x={x} y={y + 4} text-anchor="middle">{readable(label)}</text>
+              <text x={x} y={y + 4} text-anchor="middle">{label}</text>
               <title>{text(node)}</title>
             </g>
           ))}
@@ -195,7 +195,7 @@ function Chosen({ made, circuit }: { made: Run; circuit: Circuit }) {
   const sorted = (list: typeof circuit.edges) => [...list].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const into = sorted(circuit.edges.filter((one) => one.reader === node.address)), out = sorted(circuit.edges.filter((one) => one.writer === node.address));
   const rest = node.sum === null ? null : node.sum - into.reduce((sum, one) => sum + one.value, 0);
-  const link = (address: string) => <button class="quiet left" onClick={() => void choose(made, address)}>{readable(nodes.get(address)!.text)}</button>;
+  const link = (address: string) => <button class="quiet left" onClick={() => void choose(made, address)}>{nodes.get(address)!.text}</button>;
   const table = (title: string, list: typeof circuit.edges, end: "writer" | "reader") => (
     <table>
       <thead><tr><th scope="col" class="left">{title}</th><th scope="col">adds</th></tr></thead>
@@ -208,7 +208,7 @@ function Chosen({ made, circuit }: { made: Run; circuit: Circuit }) {
   return (
     <section class="card stack" aria-label="node">
       <div>
-        <h2>{readable(node.text)}</h2>
+        <h2>{node.text}</h2>
         <code>{node.address}</code>
         <p>adds <Num addr={`circuit.${node.address}`} v={node.value} as="signed" /> to the answer, {percent(Math.abs(share(circuit, node.value)))} of it</p>
       </div>

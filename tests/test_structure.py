@@ -59,6 +59,7 @@ TOPICS = {
         "paths",
         "playground",
         "broken",
+        "circuit",
         "sampler",
         "start",
         "speed",

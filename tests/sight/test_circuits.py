@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +151,41 @@ def test_a_corrupted_text_holds_what_is_left_out():
         logit = model(tokens, tape=Tape(edits=edits)).logits[0, -1, 1]
     assert result.faithfulness.nothing == pytest.approx(float(logit), abs=1e-9)
     assert result.faithfulness.held_at == "the corrupted text's values"
+
+
+def test_a_corrupted_source_holds_what_is_left_out():
+    model = model_of("t5")
+    inputs = inputs_of(model)
+    sources = inputs["source"], (inputs["source"] + 1) % tiny.VOCAB
+    args = {"answer": 1, "instead": 0, "least": 0.1, "draws": 0}
+    result = circuit(model, None, inputs["text"], source=sources, **args)
+    tape = Tape("*.attn.z", "*.cross.z", "*.ffn.hidden")
+    with torch.no_grad():
+        model(inputs["text"], sources[1], tape=tape)
+        edits = {path: (lambda _, x, y=y: y) for path, y in tape.records.items()}
+        row = model(inputs["text"], sources[0], tape=Tape(edits=edits)).logits[0, -1]
+    run = result.faithfulness
+    assert run.nothing == pytest.approx(float(row[1] - row[0]), abs=1e-9) != run.model
+    with mistake("source holds 3 texts"):
+        circuit(model, None, inputs["text"], source=(*sources, sources[0]), **args)
+
+
+def test_where_nodes_stand():
+    for name in ("t5", "mixtral"):
+        model = model_of(name)
+        result = circuit(model, None, **inputs_of(model), answer=1, least=0.02, draws=0)
+        for node in result.nodes:
+            numbers = [int(x) for x in re.findall(r"\d+", node.address.partition("[")[2])]
+            block = re.search(r"blocks\.(\d+)\.", node.address)
+            assert node.block == (None if block is None else int(block[1]))
+            if node.kind in ("head", "cross head", "scores"):
+                assert node.position == numbers[1], node
+            elif node.kind == "answer":
+                assert node.position == numbers[1] == len(result.words) - 1
+            else:
+                assert node.position == (None if node.kind == "bias" else numbers[0]), node
+        assert bool(result.source_words) == (name == "t5")
+        assert {"t5": "cross head", "mixtral": "expert"}[name] in {x.kind for x in result.nodes}
 
 
 def test_two_heads_made_by_hand():

@@ -45,11 +45,12 @@ async function find(made: Run): Promise<void> {
   }
 }
 
-/** Select a node, and open the largest number of its row. */
+/** Select a node, and open the largest number of its row; of scores that of the key that is looked at. */
 async function choose(made: Run, address: string): Promise<void> {
   chosen.value = address;
+  const node = found.value!.circuit.nodes.find((one) => one.address === address)!, key = node.head && /looks at (\d+):/.exec(node.text)?.[1];
   try {
-    const cell = await explain(made.run, address.split(" - ")[0]); // of a difference its first logit
+    const cell = await explain(made.run, key ? address.replace("]", `,${key}]`) : address.split(" - ")[0]); // of a difference its first logit
     if (chosen.value === address) open(cell.address);
   } catch (problem) {
     failure.value = (problem as Error).message;
@@ -141,7 +142,7 @@ function Drawing({ made, circuit }: { made: Run; circuit: Circuit }) {
           ))}
           {drawn.ties.map((one) => <path key={one.key} class="tie" d={one.path} />)}
           {drawn.nodes.map(({ node, label, x, y }) => (
-            <g key={node.address} class={`node ${sign(node.value)} ${node.kind}`} role="button" tabIndex={0} aria-pressed={on === node.address} aria-label={text(node)} data-node={node.address} data-v={node.value}
+            <g key={node.address} class={`node ${sign(node.value)} ${node.kind}`} role="button" tabindex={0} aria-pressed={on === node.address} aria-label={text(node)} data-node={node.address} data-v={node.value}
               onClick={() => void choose(made, node.address)} onKeyDown={(event) => event.key === "Enter" && void choose(made, node.address)}>
               <rect x={x - BOX.width / 2} y={y - BOX.height / 2} width={BOX.width} height={BOX.height} rx={node.head ? 11 : 4} style={{ fillOpacity: Math.min(0.7, 0.06 + 0.6 * Math.abs(share(circuit, node.value))) }} />
               <text x={x} y={y + 4} text-anchor="middle">{label}</text>

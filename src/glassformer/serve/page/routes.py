@@ -204,7 +204,10 @@ class Page:
         from ...sight.attribution import attribute
 
         traced = self.runs[run]
-        options = _question(traced, fields.position, token=fields.token, against=fields.against)
+        options: dict[str, Any] = {"position": _position(traced, fields.position)}
+        for name, text in (("token", fields.token), ("against", fields.against)):
+            is_id = text.isascii() and text.isdigit() and len(text) < 10
+            options[name] = int(text) if is_id else text or None
         return self._read_again(attribute, traced, check, options)
 
     def circuit(self, fields: CircuitFields, check: CancelCheck, run: str) -> JsonObject:
@@ -216,10 +219,10 @@ class Page:
         need(not edits, "A circuit is of the model as it is; take the edits out.")
         if fields.corrupted_source and source is not None:
             source = source, fields.corrupted_source
-        words = {"answer": fields.answer, "instead": fields.instead}
-        options = _question(traced, fields.position, **words)
-        options |= fields.model_dump(include={"least", "greedy", "neurons", "draws", "seed"})
-        options |= {"source": source, "corrupted": fields.corrupted or None}
+        words = ("answer", "instead", "corrupted")
+        options = fields.model_dump(exclude={*words, "corrupted_source"})
+        options |= {name: getattr(fields, name) or None for name in words}
+        options |= {"source": source, "position": _position(traced, fields.position)}
         with traced.loaded.acquire(check):
             model, tokenizer = traced.loaded.model, traced.trace.tokenizer
             options["progress"] = lambda *_: check()
@@ -363,16 +366,12 @@ class Page:
         ]
 
 
-def _question(run: CachedTrace, position: int | None, **words: str) -> dict[str, Any]:
-    """A place in the text and words, or their ids, as the library has them."""
+def _position(run: CachedTrace, position: int | None) -> int | None:
+    """A place in the run's text. Raises UserError for one beyond it."""
     length = run.trace.tokens.shape[1]
     if position is not None:
         within("position", position, -length, length - 1)
-    options: dict[str, Any] = {"position": position}
-    for name, text in words.items():
-        is_id = text.isascii() and text.isdigit() and len(text) < 10
-        options[name] = int(text) if is_id else text or None
-    return options
+    return position
 
 
 def application(page: Page, hosts: frozenset[str] | None, token: str | None = None) -> Guard:

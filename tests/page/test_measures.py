@@ -74,18 +74,17 @@ def test_a_circuit_refuses_edits_and_ends_with_its_reader(tmp_path):
 
 
 def test_heads_over_time_are_those_of_head_history(tmp_path):
-    for step, folder in ((2, "."), (5, "replayed"), (9, ".")):
+    for step, folder in ((2, "replayed"), (9, ".")):
         served.saved("gpt2", tmp_path / "mine" / folder / f"step-{step:06d}", seed=step)
     log = tmp_path / "mine" / "log.jsonl"
     log.write_text("".join(f'{{"step": {step}, "loss": 2.0}}\n' for step in range(1, 10)))
     client = served.client(served.page(run=tmp_path / "mine"))
     steps = [point["model"] for point in client.answer("/api/train")[0]["checkpoints"]]
-    assert steps == ["mine@2", "mine@5", "mine@9"]
+    assert steps == ["mine@2", "mine@9"]
     history = glassformer.head_history(tmp_path / "mine")
-    for model, moment in zip(steps, history.steps, strict=True):
-        heads = client.answer(f"/api/heads/{model}")["heads"]
-        assert heads == as_json([asdict(head) for head in moment.heads])
-    assert client.answer("/api/heads/mine@2") != client.answer("/api/heads/mine@9")
+    answers = [client.answer(f"/api/heads/{model}")["heads"] for model in steps]
+    assert answers == [as_json([asdict(x) for x in moment.heads]) for moment in history.steps]
+    assert answers[0] != answers[1]
 
 
 def test_mistakes_are_sentences(tmp_path):

@@ -542,9 +542,7 @@ def circuit(
     """
     need(0 < least <= 1, f"least is {least}; give a share above 0, up to 1.")
     sources = source if isinstance(source, tuple) else (source, source)
-    need(
-        len(sources) == 2, f"source holds {len(sources)} texts; give one, or a pair with another."
-    )
+    need(len(sources) == 2, f"source holds {len(sources)} texts; give one, or a pair with another.")
     other = text if corrupted is None else corrupted
     is_mean = corrupted is None and not isinstance(source, tuple)
     with Progress("passes for the circuit", progress) as bar:

@@ -63,4 +63,3 @@ def test_the_picture_is_the_commands_json(name, site, tab):
     if AXE.exists():
         tab.evaluate(AXE.read_text(encoding="utf-8"))
         assert tab.evaluate(SERIOUS, {}) == []
-

@@ -38,8 +38,8 @@ from .events import Trainings
 from .fields import (
     AttributionFields,
     BeamFields,
-    CircuitFields,
     CellFields,
+    CircuitFields,
     CompareFields,
     ContextsFields,
     F,

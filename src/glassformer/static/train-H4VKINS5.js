@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-WDGJP7LV.js";import"./chunk-NTDYLXRH.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-YG6Q3XDL.js";import"./chunk-SOYPPSOT.js";import"./chunk-MHZAV6QU.js";export{c as Heads,b as Train,a as joined};

@@ -60,6 +60,7 @@ TOPICS = {
         "paths",
         "playground",
         "broken",
+        "circuit",
         "sampler",
         "start",
         "speed",

@@ -199,6 +199,8 @@ def answers(folder: Path) -> Iterator[tuple[str, Any]]:
     yield post("api/runs", model="t5", source=text * 100, **long)
     yield get(runs["gpt2"], "api/runs/{run}")
     yield post(f"{runs['gpt2']}/lens", "api/runs/{run}/lens", track=["the"], top=3)
+    circuit = {"answer": "5", "draws": 1, "least": 0.2}
+    yield post(f"{runs['gpt2']}/circuit", "api/runs/{run}/circuit", **circuit)
     yield get(f"{runs['mixtral']}/experts", "api/runs/{run}/experts")
     yield get("api/heads/gpt2", "api/heads/{model}")
     yield post("api/contexts", model="gpt2", word="cat", texts=["the cat sat", "a cat"])

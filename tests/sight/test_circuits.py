@@ -6,9 +6,12 @@ The slow test trains a model of two blocks on letters that come twice, and finds
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import random
+import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +27,8 @@ from glassformer.cli import main
 from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
-from glassformer.sight import circuit, circuits, edits, head_scores
+from glassformer.sight import circuit, circuits, edits, head_scores, look
+from glassformer.sight.looking import token_ids
 from mistakes import mistake
 from seeding import generator_from
 from tiny import inputs_of
@@ -152,6 +156,41 @@ def test_a_corrupted_text_holds_what_is_left_out():
     assert result.faithfulness.held_at == "the corrupted text's values"
 
 
+def test_a_corrupted_source_holds_what_is_left_out():
+    model = model_of("t5")
+    inputs = inputs_of(model)
+    sources = inputs["source"], (inputs["source"] + 1) % tiny.VOCAB
+    args = {"answer": 1, "instead": 0, "least": 0.1, "draws": 0}
+    result = circuit(model, None, inputs["text"], source=sources, **args)
+    tape = Tape("*.attn.z", "*.cross.z", "*.ffn.hidden")
+    with torch.no_grad():
+        model(inputs["text"], sources[1], tape=tape)
+        edits = {path: (lambda _, x, y=y: y) for path, y in tape.records.items()}
+        row = model(inputs["text"], sources[0], tape=Tape(edits=edits)).logits[0, -1]
+    run = result.faithfulness
+    assert run.nothing == pytest.approx(float(row[1] - row[0]), abs=1e-9) != run.model
+    with mistake("source holds 3 texts"):
+        circuit(model, None, inputs["text"], source=(*sources, sources[0]), **args)
+
+
+def test_where_nodes_stand():
+    for name in ("t5", "mixtral"):
+        model = model_of(name)
+        result = circuit(model, None, **inputs_of(model), answer=1, least=0.02, draws=0)
+        for node in result.nodes:
+            numbers = [int(x) for x in re.findall(r"\d+", node.address.partition("[")[2])]
+            block = re.search(r"blocks\.(\d+)\.", node.address)
+            assert node.block == (None if block is None else int(block[1]))
+            if node.kind in ("head", "cross head", "scores"):
+                assert node.position == numbers[1], node
+            elif node.kind == "answer":
+                assert node.position == numbers[1] == len(result.words) - 1
+            else:
+                assert node.position == (None if node.kind == "bias" else numbers[0]), node
+        assert bool(result.source_words) == (name == "t5")
+        assert {"t5": "cross head", "mixtral": "expert"}[name] in {x.kind for x in result.nodes}
+
+
 def test_two_heads_made_by_hand():
     """Token 9 came after token 5 the last time; the other text has 11 in its place."""
     tokens = torch.tensor([[3, 5, 9, 7, 2, 8, 5]])
@@ -245,6 +284,68 @@ def test_as_a_figure_and_a_file(tmp_path):
     assert record["nodes"][1]["address"] == result.nodes[1].address
     assert record["shares"]["circuit"] == result.faithfulness.share(result.faithfulness.circuit)
     assert str(result).splitlines()[0] == circuits.NOTE
+
+
+def french():
+    """benchmarks/french.py as a module, and the English words of each French one."""
+    spec = importlib.util.spec_from_file_location("french", ROOT / "benchmarks/french.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    english = defaultdict(set)
+    for one, other, _ in module.rows(f"{module.BEINGS}, {module.THINGS}, {module.PLACES}"):
+        english[other].add(one)
+    kinds = (module.BEFORE, module.AFTER, module.FEELINGS, module.OF_BEINGS, module.OF_PLACES)
+    for one, *forms in module.rows(", ".join(kinds)):
+        for form in forms:
+            english[form].add(one)
+    for stem, third, *forms in module.rows(f"{module.ALONE}, {module.WITH_OBJECT}"):
+        for form in forms:
+            english[form] |= {stem, third}
+    return module, english
+
+
+def test_the_alignment_heads_of_the_translator():
+    """The figures of docs/sight.md: how often a head's largest weight is on the word that is being
+    translated, and what is left of the translations without heads."""
+    page = (ROOT / "docs/sight.md").read_text(encoding="utf-8")
+    section = page[page.index("### A translation") : page.index("### The circuit on the page")]
+    model, tokenizer = glassformer.load("tiny-translator", dtype=torch.float32)
+    module, english = french()
+    sentences = module.Sentences(12345)
+    pairs = [sentences.draw() for _ in range(60)]
+    hits, even = defaultdict(list), []
+    for source, target in pairs:
+        seen = look(model, tokenizer, target, "*.cross.pattern", source=source)
+        for path, pattern in seen.items():
+            words = [word.strip("·.") for word in seen.sides(path)[1]]
+            for at, word in enumerate(seen.words[1:]):
+                places = [n for n, x in enumerate(words) if x in english[word.strip("·.")]]
+                if len(places) == 1:
+                    even.append(1 / len(words))
+                    for head, row in enumerate(pattern[0, :, at]):
+                        hits[path, head].append(int(row.argmax()) == places[0])
+    assert f"{len(even) // 2} words" in section
+    for block in range(2):
+        path = f"decoder.blocks.{block}.cross"
+        row = [sum(x) / len(x) for (name, _), x in hits.items() if name == f"{path}.pattern"]
+        assert f"| `{path}` | {' | '.join(f'{share:.0%}' for share in row)} |" in section
+    assert f"would have {sum(even) / len(even):.0%}" in section
+
+    def right(path, heads):
+        count = 0
+        changes = [edits.head_off(path, head) for head in heads]
+        for source, target in pairs:
+            given = (token_ids(model, tokenizer, x, x == target) for x in (target, source))
+            ids, read, hooks = edits.apply(changes, model, *given, tokenizer)
+            with torch.no_grad():
+                logits = model(ids, read, tape=Tape(edits=hooks)).logits[0, :-1]
+            count += bool((logits.argmax(-1) == ids[0, 1:]).all())
+        return count
+
+    for name in ("attn", "cross"):
+        for block in range(2):
+            path = f"decoder.blocks.{block}.{name}"
+            assert f"| all four of `{path}` | {right(path, range(4))} |" in section
 
 
 def copying(model, tokenizer, *lines):

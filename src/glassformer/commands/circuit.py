@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..core.errors import need
 from .common import CommandOutput
 from .options import ModelOptions, Text
-from .parsing import Whole
+from .parsing import Whole, Words
 
 EXAMPLES = (
     'glassformer circuit tiny "O Romeo, Romeo! wherefore art" --answer " thou" --instead " you"',
@@ -17,7 +18,7 @@ def run(
     options: ModelOptions,
     text: Text,
     *,
-    source: str | None = None,
+    source: Words = (),
     answer: str | None = None,
     instead: str | None = None,
     position: int | None = None,
@@ -30,6 +31,8 @@ def run(
 ) -> CommandOutput:
     """Finds the circuit behind an answer, and measures how much of it the circuit alone keeps.
 
+    source TEXT: the source of an encoder-decoder; repeat it for a corrupted source, at whose values
+        what is not in the circuit is held
     answer WORD: the token, or the number of a label, to follow back (the likeliest)
     instead WORD: subtract the logit of this token or label
     corrupted TEXT: hold what is not in the circuit at its values for this text of as many tokens (at
@@ -43,13 +46,14 @@ def run(
     from ..sight import circuit
     from ..sight.circuits import NOTE
 
+    need(len(source) < 3, f"There are {len(source)} --source texts; give one, or two.")
     model, tokenizer = options.load_with_tokenizer()
     options.note_untrained()
     result = circuit(
         model,
         tokenizer,
         text,
-        source=source,
+        source=(source[0], source[1]) if len(source) == 2 else source[0] if source else None,
         answer=answer,
         instead=instead,
         position=position,

@@ -246,8 +246,10 @@ def experts(
 
 
 def cell(trace: Any, address: str, terms: int) -> JsonObject:
-    """One number's arithmetic; ``next`` are the operations that read it, ``python`` the line that
-    gives it."""
+    """The arithmetic of a number, or of the largest of a row; ``next`` are the operations that read it,
+    ``python`` the line that gives it."""
+    if trace[address].numel() > 1:
+        address = trace.largest(address)
     explanation = trace.explain(address)
     payload = explanation.to_dict(terms)
     if payload["kind"] in ("input", "constant", "created"):

@@ -20,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +31,7 @@ from ..core.errors import need
 from ..core.files import JsonObject
 from .attribution import KINDS, Question, ask, writers_of
 from .figures.charts import Chart, Prose, TableFigure
+from .figures.progress_bar import Progress, Report
 from .figures.shown import Records, Shown
 from .looking import Text
 from .recording.causes import Causes
@@ -58,7 +60,8 @@ class CircuitNode:
 
     ``kind`` is answer, head, scores, mlp, ..; ``text`` says what it is. ``sum`` is that of all edges
     into it, from nodes of the circuit or not; None where nothing writes to it. ``head`` is the node
-    of the head that scores belong to.
+    of the head that scores belong to. ``block`` and ``position`` say where it stands; None of a
+    table's, and of what all tokens share.
     """
 
     address: str
@@ -67,6 +70,8 @@ class CircuitNode:
     value: float
     sum: float | None = None
     head: str | None = None
+    block: int | None = None
+    position: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,11 +106,13 @@ class Circuit(Shown):
     """The nodes of a circuit, the answer first and each before what it reads, and the edges between
     them.
 
-    ``least`` is the share of the answer that every node adds or takes at least.
+    ``least`` is the share of the answer that every node adds or takes at least; ``source_words`` are
+    the tokens of an encoder-decoder's source.
     """
 
     answer: str
     words: list[str]
+    source_words: list[str]
     nodes: list[CircuitNode]
     edges: list[CircuitEdge]
     least: float
@@ -305,8 +312,10 @@ class _Flow:
         sites: Sequence[Site],
         keeps: Callable[[str, float], bool],
         small: float,
+        report: Callable[[], None],
     ) -> None:
-        self.run, self.keeps, self.small = question.run, keeps, small
+        self.question, self.run, self.report = question, question.run, report
+        self.keeps, self.small = keeps, small
         self.sites = {site.address: site for site in sites}
         self.gradients: dict[str, Tensor] = {}
         self.rows: dict[str, Row] = {}
@@ -322,13 +331,31 @@ class _Flow:
             leaves[edge.writer] += edge.value  # type: ignore[assignment]
         for name, value in leaves.items():
             if name not in self.rows and self.keeps(name, value):
-                self.nodes[name] = CircuitNode(name, "bias", "bias", value)
+                self._add(name, "bias", "bias", value)
+
+    def _add(
+        self,
+        name: str,
+        kind: str,
+        text: str,
+        value: float,
+        sum: float | None = None,
+        head: str | None = None,
+    ) -> None:
+        """Adds a node."""
+        block = re.search(r"\.(\d+)\.", name)
+        position = self.question.position if kind == "answer" else None
+        if (row := self.rows.get(head or name)) and kind != "bias":
+            position = row[1][-1 if "head" in row[0].kind else 0]
+        at = None if block is None else int(block[1])
+        self.nodes[name] = CircuitNode(name, kind, text, value, sum, head, at, position)
 
     def _read(
         self, causes: Causes, name: str, kind: str, text: str, head: str | None = None
     ) -> None:
         """Adds a node and the edges into it."""
-        self.nodes[name] = CircuitNode(name, kind, text, causes.value, causes.sum, head)
+        self.report()
+        self._add(name, kind, text, causes.value, causes.sum, head)
         writers = [(x.address, x.value) for x in causes.causes if x.kind != "chosen"]
         for address, gradient in causes.gradients.items():
             before = self.gradients.get(address)
@@ -353,7 +380,7 @@ class _Flow:
             _, place = self.rows[name]
             text = _text(self.run, site, place)
             if site.kind in TABLES:
-                self.nodes[name] = CircuitNode(name, site.kind, text, value)
+                self._add(name, site.kind, text, value)
                 continue
             slope = gradient.reshape(site.numbers.shape)[place]
             self._read(self.run.edges(name, [*self.sites], slope), name, site.kind, text)
@@ -405,9 +432,13 @@ class _Held:
     another pass, or at their mean over the tokens."""
 
     def __init__(
-        self, question: Question, sites: Sequence[Site], another: ModuleTrace | None
+        self,
+        question: Question,
+        sites: Sequence[Site],
+        another: ModuleTrace | None,
+        report: Callable[[], None],
     ) -> None:
-        self.question, self.fill = question, dict[Site, Tensor]()
+        self.question, self.fill, self.report = question, dict[Site, Tensor](), report
         for site in sites:
             x = site.numbers
             if another is None:
@@ -423,6 +454,7 @@ class _Held:
 
     def answer(self, circuit: Set[Row]) -> float:
         """The answer by a circuit alone."""
+        self.report()
         run = self.question.run
         edits = {site.address: self._edit(site, circuit) for site in self.fill}
         if isinstance(run, Trace):
@@ -465,7 +497,7 @@ def circuit(
     tokenizer: Any,
     text: Text,
     *,
-    source: Text | None = None,
+    source: Text | tuple[Text, Text] | None = None,
     answer: str | int | None = None,
     instead: str | int | None = None,
     position: int | None = None,
@@ -475,6 +507,7 @@ def circuit(
     neurons: bool = False,
     draws: int = 20,
     seed: int = 0,
+    progress: Report = True,
 ) -> Circuit:
     """Finds the nodes that carry a logit and the edges between them, and measures how much of it
     they keep alone.
@@ -483,7 +516,8 @@ def circuit(
         model: A model of ours or of transformers, or any module that takes ids.
         tokenizer: The tokenizer that came with it.
         text: A text, or token ids.
-        source: What an encoder-decoder's encoder reads.
+        source: What an encoder-decoder's encoder reads; a pair holds what is not in the circuit at its
+            values for the second.
         answer: The token whose logit is followed back, or a label's number; None is the likeliest.
         instead: Follow the difference to the logit of this one.
         position: The position asked; None is an encoder's only mask token, else the last.
@@ -495,6 +529,7 @@ def circuit(
         neurons: Split MLPs and experts into single neurons.
         draws: Random circuits to compare with.
         seed: The seed of their draws.
+        progress: True shows a bar; a function is called with (done, 0) at each pass.
 
     Returns:
         Nodes, edges and their faithfulness; printing it shows a tree.
@@ -506,7 +541,32 @@ def circuit(
         >>> print(glassformer.circuit(model, tokenizer, "Once upon a"))
     """
     need(0 < least <= 1, f"least is {least}; give a share above 0, up to 1.")
-    question = ask(model, tokenizer, text, source, (answer, instead), position)
+    sources = source if isinstance(source, tuple) else (source, source)
+    need(len(sources) == 2, f"source holds {len(sources)} texts; give one, or a pair with another.")
+    other = text if corrupted is None else corrupted
+    is_mean = corrupted is None and not isinstance(source, tuple)
+    with Progress("passes for the circuit", progress) as bar:
+        passes = count(1)
+
+        def report() -> None:
+            bar(next(passes), 0)
+
+        question = ask(model, tokenizer, text, sources[0], (answer, instead), position)
+        another = None if is_mean else record(model, tokenizer, other, sources[1])
+        return _circuit(question, another, least, greedy, neurons, (draws, seed), report)
+
+
+def _circuit(
+    question: Question,
+    another: ModuleTrace | None,
+    least: float,
+    greedy: bool,
+    neurons: bool,
+    random: tuple[int, int],
+    report: Callable[[], None],
+) -> Circuit:
+    """The circuit of a question; what is outside is held at ``another`` pass, ``random`` are the draws
+    and their seed."""
     run = question.run
     sites = _sites(run, neurons)
     components = [site for site in sites if site.kind not in TABLES]
@@ -515,12 +575,11 @@ def circuit(
     )
     need(total != 0, "The two logits are the same, so nothing decides between them.")
     bound = least * abs(total)
-    flow = _Flow(question, sites, lambda _, value: abs(value) >= bound, SMALL * bound)
-    another = None if corrupted is None else record(model, tokenizer, corrupted, source)
-    runs = _Held(question, components, another)
+    flow = _Flow(question, sites, lambda _, value: abs(value) >= bound, SMALL * bound, report)
+    runs = _Held(question, components, another, report)
     if greedy:
         names = _prune(runs, flow, bound)
-        flow = _Flow(question, sites, lambda name, _: name in names, SMALL * bound)
+        flow = _Flow(question, sites, lambda name, _: name in names, SMALL * bound, report)
     members = flow.members()
     every = {(site, place) for site in components for place in np.ndindex(site.nodes)}
     pool = [  # what the answer depends on at all
@@ -529,12 +588,14 @@ def circuit(
         if site.address in slopes
         for place in slopes[site.address].reshape(*site.nodes, -1).any(-1).nonzero().tolist()
     ]
+    draws, seed = random
     draw = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(len(pool), generator=draw).tolist() for _ in range(draws)]
-    random = [runs.answer({pool[at] for at in order[: len(members)]}) for order in orders]
+    drawn = [runs.answer({pool[at] for at in order[: len(members)]}) for order in orders]
     circuits: Sequence[Set[Row]] = (every, members, every - members, set())
     answers: Any = map(runs.answer, circuits)
-    held_at = "their mean" if corrupted is None else "the corrupted text's values"
+    held_at = "their mean" if another is None else "the corrupted text's values"
     edges = [edge for edge in flow.edges if edge.writer in flow.nodes]
-    faithfulness = Faithfulness(len(members), held_at, random, *answers)
-    return Circuit(question.answer, run.words, [*flow.nodes.values()], edges, least, faithfulness)
+    faithfulness = Faithfulness(len(members), held_at, drawn, *answers)
+    words = run.words, run.source_words or []
+    return Circuit(question.answer, *words, [*flow.nodes.values()], edges, least, faithfulness)

@@ -22,6 +22,7 @@ VIEWS = {
     "cell": (CELL, "section.cell .value .num"),
     "attention": ("attention?m=llama&t=the+cat+sat", ".looks [data-sum]"),
     "lens": ("lens?m=llama&t=the+cat+sat", "main .num"),
+    "circuit": ("circuit?m=llama&t=the+cat+sat", "main form.card"),
     "tokens": ("tokens?m=llama", "main .pieces"),
     "experts": ("experts?m=mixture&t=the+cat+sat", "main .num"),
     "train": ("train?m=llama", "main p"),

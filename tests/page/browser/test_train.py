@@ -12,6 +12,7 @@ import torch
 import served
 from glassformer.core.config.run import PAUSED
 from glassformer.formats import store
+from glassformer.sight.heads import head_scores
 from glassformer.sight.looking import token_ids
 
 
@@ -117,6 +118,12 @@ def test_a_training_is_seen_as_it_grows(training, tab, monkeypatch):
         row = model(token_ids(model, tokenizer, "The king said to the queen that")).logits[0, -1]
     row = row[: tokenizer.size].softmax(-1)  # of the words that there are
     assert float(displayed.get_attribute("data-v")) == pytest.approx(float(row[token]), rel=1e-4)
+    page.get_by_role("button", name="Score the heads of 2 checkpoints").click()
+    cell = page.locator('[data-addr*=".heads[1000].decoder.blocks.0.attn[0].induction"]')
+    heads = head_scores(model, tokenizer).heads
+    assert float(cell.get_attribute("data-v")) == heads[0].scores["induction"]
+    row = page.locator('section[aria-label="heads over time"] tbody tr').first
+    assert row.locator("td.num").first.inner_text() == ""  # a point is two steps here
     log.touch()  # it lives, however long this test has taken
     page.get_by_role("button", name="Pause").click()
     page.wait_for_selector("text=pauses after this step")

@@ -9,6 +9,7 @@ export interface Answers {
   "GET api/runs/{run}/cell": Cell;
   "POST api/runs/{run}/lens": Lens;
   "GET api/runs/{run}/attribution": Attribution;
+  "POST api/runs/{run}/circuit": Circuit;
   "GET api/runs/{run}/experts": Experts;
   "GET api/heads/{model}": Heads;
   "POST api/contexts": InContexts;
@@ -164,6 +165,46 @@ export interface Attribution {
   difference: number;
   notes: string[];
   edits: string[];
+}
+
+/** `glassformer circuit --json`: the answer first, then each node before what it reads. */
+export interface Circuit {
+  answer: string;
+  words: string[];
+  source_words: string[];
+  nodes: CircuitNode[];
+  edges: CircuitEdge[];
+  least: number;
+  faithfulness: Faithfulness;
+  shares: { circuit: number; without: number };
+  difference: number;
+}
+
+export interface CircuitNode {
+  address: string;
+  kind: string;
+  text: string;
+  value: number;
+  sum: number | null;
+  head: string | null; // of scores
+  block: number | null;
+  position: number | null;
+}
+
+export interface CircuitEdge {
+  writer: string;
+  reader: string;
+  value: number;
+}
+
+export interface Faithfulness {
+  nodes: number;
+  held_at: string;
+  random: number[];
+  model: number;
+  circuit: number;
+  without: number;
+  nothing: number;
 }
 
 export interface Experts {

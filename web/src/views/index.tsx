@@ -38,8 +38,11 @@ export function fetchAll(): void {
 /** Of what the model has and a saved file leaves out. */
 const unsaved = (card: ModelCard, ability: string) => (card.unsaved?.includes(ability) ? `This saved file does not hold the ${ability}: it needs the model. Open the model with “glassformer page” to see it.` : null);
 
+/** Whether an answer can be followed back through the model. */
+const answers = ({ abilities, labels, kind }: ModelCard) => abilities.attribution || (labels.length > 0 && abilities.edits && kind !== "recurrent");
+
 /** Of a model that was opened by its own code. */
-const foreign = (card: ModelCard) => (card.abilities.edits || card.unsaved?.includes("edits") ? null : "This model was opened by its own code, and the lens reads models of Glassformer's own families.");
+const foreign = (card: ModelCard) => (card.abilities.edits || card.unsaved?.includes("edits") ? null : "This model was opened by its own code, and this screen reads models of Glassformer's own families.");
 
 /** Of a model that is not talked with. */
 function silent(card: ModelCard): string | null {
@@ -59,6 +62,10 @@ export const screens: readonly Screen[] = [
   {
     name: "lens", title: "Lens", order: 4, component: later("lens", () => import("./lens").then((one) => one.LensScreen)),
     absent: (card) => (card.abilities.lens ? null : unsaved(card, "lens") ?? foreign(card) ?? "This model has no head over words, so its depths cannot be read as words."),
+  },
+  {
+    name: "circuit", title: "Circuit", order: 9, component: later("circuit", () => import("./circuit").then((one) => one.CircuitScreen)),
+    absent: (card) => (answers(card) ? null : unsaved(card, "attribution") ?? foreign(card) ?? (card.kind === "recurrent" ? "A recurrent model has no residual stream, so no answer can be followed back along it." : "This model has no head over words and no labels, so there is no answer to follow back.")),
   },
   { name: "tokens", title: "Tokens", order: 5, component: later("tokens", () => import("./tokens").then((one) => one.Tokens)), alone: true },
   {

@@ -1,12 +1,12 @@
 // A training as it runs: curves from its log, what it wrote, and one sentence read by each of its checkpoints.
 import { effect, type Signal, useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { nameRun } from "../core/address";
+import { nameRun, short } from "../core/address";
 import { count, number, percent, readable, visible } from "../core/format";
 import { failure, logits, models, submit, thumbs, useLoaded } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import type { Column, Lens, ModelCard, Probed, Routing as Routes, Sample, Series, Training } from "../core/types";
+import type { Column, Heads as Scores, Lens, Measured, ModelCard, Probed, Routing as Routes, Sample, Series, Training } from "../core/types";
 import { highest, softmax, wordsOf } from "../core/whatif";
 import { Chart, type Line } from "../kernel/chart";
 import { Matrix } from "../kernel/matrix";
@@ -118,6 +118,7 @@ export function Train() {
       </div>
       {(lost || error) && <p class="failure" role="alert">{lost || error} The curves stay as they were; the page asks again.</p>}
       {series && <Curves one={one} series={series} cursor={cursor} />}
+      {series && one.checkpoints.length > 0 && <OverTime key={one.name} one={one} series={series} cursor={cursor} />}
       <div class="halves">
         <Probe one={one} />
         <Samples one={one} />
@@ -179,6 +180,71 @@ function Curves({ one, series, cursor }: { one: Training; series: Series; cursor
       <div class="small">
         {others.map(([name, lines]) => <Chart key={name} title={TITLES[name] ?? name} address={`train.${one.name}`} lines={lines} cursor={cursor} until={one.steps ?? undefined} height={120} />)}
       </div>
+    </section>
+  );
+}
+
+const COUNT = 4; // heads whose curves are drawn: those that end highest
+const measured = new Map<string, Measured[]>(); // heads by checkpoint
+
+/** What each head does at every checkpoint: the scores of `glassformer heads`, below the loss and on its steps. */
+function OverTime({ one, series, cursor }: { one: Training; series: Series; cursor: Signal<number | null> }) {
+  const score = useSignal("induction"), done = useSignal(0), asking = useSignal<AbortController | null>(null), problem = useSignal("");
+  useEffect(() => () => asking.value?.abort(), []);
+  const steps = one.checkpoints.filter(({ model }) => measured.has(model)), all = one.checkpoints.length;
+  const last = steps.length ? measured.get(steps[steps.length - 1].model)! : [];
+  const highest = last.map((head, at) => [head.scores[score.value] ?? -1, at]).sort((a, b) => b[0] - a[0]).slice(0, COUNT).map(([, at]) => at);
+  const name = (at: number) => `${short(last[at].path)} head ${last[at].head}`;
+  const values = (at: number) => steps.map(({ model }) => measured.get(model)![at]?.scores[score.value] ?? null);
+  const lines = useMemo(() => highest.map((at): Line => ({ name: name(at), steps: steps.map((each) => each.step), min: values(at), max: values(at), mean: values(at), dots: true })), [done.value, score.value, steps.length]);
+  const loss = (step: number, column: string) => (series.bucket === 1 ? series.columns[column]?.mean[series.last.indexOf(step)] ?? null : null);
+  async function ask() {
+    const mine = (asking.value = new AbortController());
+    problem.value = "";
+    try {
+      for (const { model } of [...one.checkpoints].reverse()) {
+        if (!measured.has(model)) measured.set(model, (await transport.json<Scores>(`api/heads/${encodeURIComponent(model)}`, mine.signal)).heads);
+        done.value += 1;
+      }
+    } catch (failed) {
+      if ((failed as Error).name !== "AbortError") problem.value = (failed as Error).message;
+    } finally {
+      asking.value = null;
+    }
+  }
+  return (
+    <section class="card" aria-label="heads over time">
+      <div class="row">
+        <h2>When did a head become what it is?</h2>
+        {steps.length < all && (asking.value ? <button onClick={() => asking.value?.abort()}>Stop</button> : <button onClick={() => void ask()}>Score the heads of {all - steps.length} {all - steps.length === 1 ? "checkpoint" : "checkpoints"}</button>)}
+        {asking.value && <span class="soft">{steps.length} of {all} …</span>}
+        {last.length > 0 && <label>score <select aria-label="score" value={score.value} onChange={(event) => (score.value = event.currentTarget.value)}>{Object.keys(last[0].scores).map((key) => <option key={key}>{key}</option>)}</select></label>}
+      </div>
+      {problem.value && <p class="failure" role="alert">{problem.value}</p>}
+      {!steps.length && <p class="soft">Each checkpoint that the run kept (--save-at) reads eight texts of random tokens that come twice, as in glassformer heads --over-time.</p>}
+      {lines.length > 0 && (
+        <>
+          <Chart title={score.value} address={`train.${one.name}.heads`} lines={lines} cursor={cursor} until={one.steps ?? undefined} height={160} />
+          <div class="scroll" tabIndex={0} role="region" aria-label="scores by step">
+            <table>
+              <thead><tr><th>step</th><th>loss</th><th>validation</th>{highest.map((at) => <th key={at}>{name(at)}</th>)}</tr></thead>
+              <tbody>
+                {steps.map(({ step, model }) => (
+                  <tr key={step}>
+                    <th scope="row">{step}</th>
+                    {["loss", "valid_loss"].map((column) => <td key={column} class="num">{loss(step, column) === null ? "" : number(loss(step, column), 4)}</td>)}
+                    {highest.map((at) => {
+                      const head = measured.get(model)![at];
+                      return <td key={at}><Num addr={`train.${one.name}.heads[${step}].${head.path}[${head.head}].${score.value}`} v={head.scores[score.value]} digits={3} />{head.labels.includes(score.value) ? "*" : ""}</td>;
+                    })}
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          <p class="soft">* more than 3 deviations above its baseline. A step between two checkpoints comes back with glassformer train --out RUN --at STEP.</p>
+        </>
+      )}
     </section>
   );
 }

@@ -101,7 +101,7 @@ class Trainings:
         if is_token and isinstance(vocab, int) and vocab > 1:
             chance = math.log(vocab)
         age = file_age(path / LOG_FILE)
-        saved_steps = checkpoints(path)
+        saved_steps = [*checkpoints(path)]
         pause_requested, paused_seconds = _pause(path)
         if age is not None and paused_seconds is not None:
             age = min(age, paused_seconds)
@@ -135,13 +135,14 @@ class Trainings:
         is none."""
         name, at, step = id.partition("@")
         path = self.folders().get(name)
+        saved = {} if path is None else checkpoints(path)
         is_step = step.isascii() and step.isdigit()
-        if path is None or (at and not (is_step and int(step) in checkpoints(path))):
+        if path is None or (at and not (is_step and int(step) in saved)):
             return None
         folder = path
         title = str(path)
         if at:
-            folder = path / f"step-{int(step):06d}"
+            folder = saved[int(step)]
             title = f"{path.resolve().name} at step {int(step):,}"
         with self._lock:
             if id not in self._entries:
@@ -205,7 +206,7 @@ class Trainings:
         """Runs one text through the latest checkpoints; returns a run id for each."""
         path = self._path(name)
         probes = []
-        for step in checkpoints(path)[-12:]:
+        for step in [*checkpoints(path)][-12:]:
             check()
             # removed meanwhile, or of a model that reads no text alone
             with contextlib.suppress(UserError):
@@ -294,12 +295,13 @@ def _pause(path: Path) -> tuple[bool, float | None]:
     return True, max(0.0, age) if is_paused and age is not None else None
 
 
-def checkpoints(path: Path) -> list[int]:
-    """Steps of the complete checkpoints in a run folder, ascending."""
-    steps = []
-    with contextlib.suppress(OSError):
-        for folder in path.iterdir():
-            match = re.fullmatch(r"step-(\d{6,12})", folder.name)
-            if match and _is_file(folder / "config.json"):
-                steps.append(int(match[1]))
-    return sorted(steps)
+def checkpoints(path: Path) -> dict[int, Path]:
+    """The complete checkpoints in a run folder by their steps, ascending, replayed ones too."""
+    steps = {}
+    for parent in (path / "replayed", path):
+        with contextlib.suppress(OSError):
+            for folder in parent.iterdir():
+                match = re.fullmatch(r"step-(\d{6,12})", folder.name)
+                if match and _is_file(folder / "config.json"):
+                    steps[int(match[1])] = folder
+    return dict(sorted(steps.items()))

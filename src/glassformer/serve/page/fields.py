@@ -160,6 +160,22 @@ class AttributionFields(PageFields):
     against: str = ""
 
 
+class CircuitFields(PageFields):
+    """An answer to follow back, or one ``instead`` of which it is given, with the texts at whose values
+    the rest is held."""
+
+    answer: str = ""
+    instead: str = ""
+    position: int | None = None
+    corrupted: Text = ""
+    corrupted_source: Text = ""
+    least: float = 0.05
+    greedy: bool = False
+    neurons: bool = False
+    draws: Annotated[int, Field(ge=0, le=100)] = 20
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+
+
 class LensFields(PageFields):
     """Places in a text, and tokens to follow through the depths."""
 

@@ -21,7 +21,7 @@ from ...core.files import JsonObject
 if TYPE_CHECKING:
     from ...sight.recording.trace import Trace
 
-VIEWS = ("playground", "inside", "attention", "lens", "tokens", "experts", "compare")
+VIEWS = ("playground", "inside", "attention", "lens", "circuit", "tokens", "experts", "compare")
 MISSING = f"A live page needs anywidget, Starlette and uvicorn: {install_extra('live')}"
 Message = dict[str, Any]
 SendMessage = Callable[[Message, list[bytes]], None]

@@ -14,11 +14,12 @@ def heads(models: Models, fields: PageFields, check: CancelCheck, name: str) -> 
     heads."""
     from ...sight.heads import head_scores
 
-    loaded = models[name].open(check)
+    entry = models[name]
+    loaded = entry.open(check)
     with loaded.acquire(check):
-        if loaded.heads is None:
-            loaded.heads = head_scores(loaded.model, loaded.tokenizer).to_dict()
-        return loaded.heads
+        if entry.heads is None:
+            entry.heads = head_scores(loaded.model, loaded.tokenizer).to_dict()
+        return entry.heads
 
 
 def contexts(models: Models, fields: ContextsFields, check: CancelCheck) -> JsonObject:

@@ -51,8 +51,6 @@ class Loaded:
         self.model = model
         self.tokenizer = tokenizer
         self.lock = threading.Lock()
-        # scores of its attention heads, once they were measured
-        self.heads: JsonObject | None = None
         dtypes = (str(weight.dtype) for weight in model.parameters())
         self.dtype = next(dtypes, "torch.float32").removeprefix("torch.")
         self.digest = digest(model, tokenizer)
@@ -156,7 +154,10 @@ def digest(model: Any, tokenizer: Any) -> str:
 
 
 class ModelEntry:
-    """Model that a server offers: ``id`` in requests, ``title`` as the user named it."""
+    """Model that a server offers: ``id`` in requests, ``title`` as the user named it; ``heads`` are
+    the scores of its attention heads, once they were measured."""
+
+    heads: JsonObject | None = None
 
     def __init__(
         self,
@@ -185,6 +186,8 @@ class ModelEntry:
             new_stamp = file_stamp(checkpoint)
             if self.loaded is None or new_stamp != self.stamp:
                 self.checkpoint = checkpoint
+                if new_stamp != self.stamp:
+                    self.heads = None
                 self.loaded = None
                 self.loaded = Loaded.of(checkpoint, self.dtype, self.device)
                 self.stamp = new_stamp

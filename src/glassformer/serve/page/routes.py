@@ -39,6 +39,7 @@ from .fields import (
     AttributionFields,
     BeamFields,
     CellFields,
+    CircuitFields,
     CompareFields,
     ContextsFields,
     F,
@@ -203,14 +204,30 @@ class Page:
         from ...sight.attribution import attribute
 
         traced = self.runs[run]
-        length = traced.trace.tokens.shape[1]
-        if fields.position is not None:
-            within("position", fields.position, -length, length - 1)
-        options: dict[str, Any] = {"position": fields.position}
+        options: dict[str, Any] = {"position": _position(traced, fields.position)}
         for name, text in (("token", fields.token), ("against", fields.against)):
             is_id = text.isascii() and text.isdigit() and len(text) < 10
             options[name] = int(text) if is_id else text or None
         return self._read_again(attribute, traced, check, options)
+
+    def circuit(self, fields: CircuitFields, check: CancelCheck, run: str) -> JsonObject:
+        """The circuit behind an answer, as ``glassformer circuit --json`` has it."""
+        from ...sight.circuits import circuit
+
+        traced = self.runs[run]
+        edits, source = (traced.read_args[name] for name in ("edits", "source"))
+        need(not edits, "A circuit is of the model as it is; take the edits out.")
+        if fields.corrupted_source and source is not None:
+            source = source, fields.corrupted_source
+        words = ("answer", "instead", "corrupted")
+        options = fields.model_dump(exclude={*words, "corrupted_source"})
+        options |= {name: getattr(fields, name) or None for name in words}
+        options |= {"source": source, "position": _position(traced, fields.position)}
+        with traced.loaded.acquire(check):
+            model, tokenizer = traced.loaded.model, traced.trace.tokenizer
+            options["progress"] = lambda *_: check()
+            answer: JsonObject = circuit(model, tokenizer, traced.text, **options).to_dict()
+            return answer
 
     def _read_again(
         self,
@@ -334,6 +351,7 @@ class Page:
             "/api/runs": (math.inf, self.runs.make, RunFields),
             "/api/contexts": (math.inf, partial(measures.contexts, models), ContextsFields),
             f"{run}/lens": (math.inf, self.lens, LensFields),
+            f"{run}/circuit": (math.inf, self.circuit, CircuitFields),
             "/api/beam": (math.inf, partial(generation.beams, models), BeamFields),
             "/api/tokenize": (math.inf, tokenizers.compare, CompareFields),
             "/api/tokenize/steps": (math.inf, tokenizers.steps, StepsFields),
@@ -346,6 +364,14 @@ class Page:
             *(Route(path, self.endpoint(*task), methods=["POST"]) for path, task in post.items()),
             *(Route(path, self.endpoint(*task)) for path, task in get.items()),
         ]
+
+
+def _position(run: CachedTrace, position: int | None) -> int | None:
+    """A place in the run's text. Raises UserError for one beyond it."""
+    length = run.trace.tokens.shape[1]
+    if position is not None:
+        within("position", position, -length, length - 1)
+    return position
 
 
 def application(page: Page, hosts: frozenset[str] | None, token: str | None = None) -> Guard:

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-FFVCLPRV.js";import"./chunk-IKOIQX7B.js";import"./chunk-5FMKQZ43.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-KZCC3O2K.js";import"./chunk-RA3ZO6WX.js";import"./chunk-74F2VHQF.js";import"./chunk-B5CLA7JM.js";export{c as Heads,b as Train,a as joined};

@@ -62,7 +62,7 @@ if (process.argv.includes("--tests")) {
   need(parts.find((name) => basename(name) === "app.js"));
   const ahead = [...first].map((name) => `<link rel="modulepreload" href="${basename(name)}">\n`).join("");
   writeFileSync(join(out, "index.html"), readFileSync("index.html", "utf8").replace("</head>", `${ahead}</head>`));
-  const sizes = [["first screen", size([...first]), 70000], ["all screens", size(parts), 124000], ["app.css", size(["app.css"]), 12000], ["inline.js", size(["inline.js"]), 124000], ["sandbox.js", size(["sandbox.js"]), 24000]];
+  const sizes = [["first screen", size([...first]), 70000], ["all screens", size(parts), 124000], ["app.css", size(["app.css"]), 12000], ["inline.js", size(["inline.js"]), 120000], ["sandbox.js", size(["sandbox.js"]), 24000]];
   for (const [name, bytes, limit] of sizes) {
     console.log(`${name}  ${(bytes / 1000).toFixed(1)} kB gz`);
     if (bytes > limit) throw new Error(`${name} is ${bytes} bytes gzipped; its budget is ${limit}`);

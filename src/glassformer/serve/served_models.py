@@ -46,7 +46,7 @@ from .asgi.limits import (
     SCORE_BYTES,
 )
 from .asgi.replies import (
-    Answer,
+    CountedResponse,
     HttpError,
     RequestStats,
     disconnected,
@@ -477,7 +477,7 @@ def endpoint(
             served = registry[fields.model]
             context = Context(request, served, metrics, lanes, size, hold_answer)
             value = await handler(context, fields)
-            if not isinstance(value, Answer):
+            if not isinstance(value, CountedResponse):
                 value = small_json(value) or await context.run_heavy(encode_json, value)
                 hold_answer(len(value))
                 value = json_response(value)

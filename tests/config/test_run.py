@@ -272,3 +272,16 @@ def test_a_list_of_numbers_is_written_with_commas_and_a_text_stays_one_text():
     assert serial.from_dict(run.Train, {"steps": 9, "save_at": "1,2,4"}).save_at == (1, 2, 4)
     settings = {"lr": 1e-3, "undecayed": "true"}  # the name of a parameter, to TOML another value
     assert serial.from_dict(run.AdamW, settings).undecayed == ("true",)
+
+
+DEEP, LONG = "[" * 20_000, "1" + "0" * 5000
+
+
+@pytest.mark.parametrize("text", [DEEP, LONG])
+def test_what_no_toml_holds_is_one_sentence(text, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(f"[train]\nsteps = {text}\n")
+    with mistake("run.toml is not valid TOML", "fix that line"):
+        run_file.read_run(file)
+    with mistake("steps"):
+        run_file.read_run(None, {"steps": text})

@@ -108,6 +108,10 @@ def test_the_optimizer_sees_only_what_trains():
             r"Frozen.train nose.\* names no weight.*such as "
             r"embed.token.weight",
         ),
+        (
+            objectives.LoRA(modules_to_save=("*norm*", "pool.*", "head.x")),
+            r"LoRA.modules_to_save head.x names no weight.*such as ",
+        ),
     ],
 )
 def test_patterns_that_name_nothing(options, message):

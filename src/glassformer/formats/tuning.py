@@ -73,6 +73,15 @@ def tune(model: nn.Module, method: objectives.Tune, new: Iterable[str] = (), see
         if isinstance(method, objectives.Frozen)
         else ("modules_to_save", method.modules_to_save)
     )
+    weights = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        is_default = pattern in getattr(type(method)(), setting)
+        _must_name(
+            is_default or [name for name in weights if matches(name, (pattern,))],
+            f"{type(method).__name__}.{setting} {pattern}",
+            "weight",
+            weights,
+        )
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in free or matches(name, patterns))
     _must_not_train(name for name in quantized(model) if name in new or matches(name, patterns))
@@ -96,9 +105,7 @@ def _must_not_train(names: Iterable[str]) -> None:
     need(name is None, f"{name} is quantized, and codes do not train; {advice}.")
 
 
-def _must_name(
-    names: Sequence[object], description: str, kind: str, candidates: Sequence[str]
-) -> None:
+def _must_name(names: object, description: str, kind: str, candidates: Sequence[str]) -> None:
     need(
         bool(names),
         f"{description} names no {kind} of this model; give some, such as {candidates[0]}.",

@@ -46,8 +46,8 @@ from .asgi.limits import (
     SCORE_BYTES,
 )
 from .asgi.replies import (
+    CountedResponse,
     HttpError,
-    PacedResponse,
     RequestStats,
     disconnected,
     encode_json,
@@ -477,7 +477,7 @@ def endpoint(
             served = registry[fields.model]
             context = Context(request, served, metrics, lanes, size, hold_answer)
             value = await handler(context, fields)
-            if not isinstance(value, PacedResponse):
+            if not isinstance(value, CountedResponse):
                 value = small_json(value) or await context.run_heavy(encode_json, value)
                 hold_answer(len(value))
                 value = json_response(value)

@@ -327,7 +327,7 @@ def _parse(text: str) -> Any:
     """A command-line value as TOML would read it; anything else stays a text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML; 5,000 digits; a list in a list in ...
         return text
 
 

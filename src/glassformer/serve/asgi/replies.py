@@ -244,7 +244,7 @@ def _finite(value: Any) -> Any:
     return json_number(value) if isinstance(value, float) else value
 
 
-class PacedResponse(Response):
+class CountedResponse(Response):
     """A response that is sent piece by piece: what a client does not read waits here, where it is
     counted. ``close`` is called when all but the last piece was read, or nobody reads it."""
 
@@ -269,11 +269,11 @@ class PacedResponse(Response):
 
 def json_response(
     value: Any, status: int = 200, headers: Mapping[str, str] | None = None
-) -> PacedResponse:
+) -> CountedResponse:
     """JSON response that is never cached."""
     headers = {"cache-control": "no-store", **(headers or {})}
     content = value if isinstance(value, bytes) else to_json(value).encode("utf-8", "replace")
-    return PacedResponse(content, status, headers, "application/json")
+    return CountedResponse(content, status, headers, "application/json")
 
 
 # -------------------------------------------------------------------------- work for a client
@@ -322,7 +322,7 @@ def format_event(data: Any, name: str | None = None, id: str | None = None) -> b
     return f"{id_line}{name_line}data: {to_json(data)}\n\n".encode("utf-8", "replace")
 
 
-class EventStream(PacedResponse):
+class EventStream(CountedResponse):
     """Server-sent events after ``first``, closed by ``end``.
 
     The stream stops when the client disconnects. An exception on the way becomes an event with an

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-F5XKP2VS.js";import"./chunk-CC7E2OAW.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-5FMKQZ43.js";import"./chunk-KZCC3O2K.js";import"./chunk-RA3ZO6WX.js";import"./chunk-74F2VHQF.js";import"./chunk-B5CLA7JM.js";export{c as Heads,b as Train,a as joined};

@@ -4,6 +4,7 @@ reload."""
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -119,9 +120,16 @@ def test_a_training_is_seen_as_it_grows(training, tab, monkeypatch):
     row = row[: tokenizer.size].softmax(-1)  # of the words that there are
     assert float(displayed.get_attribute("data-v")) == pytest.approx(float(row[token]), rel=1e-4)
     page.get_by_role("button", name="Score the heads of 2 checkpoints").click()
-    cell = page.locator('[data-addr*=".heads[1000].decoder.blocks.0.attn[0].induction"]')
-    heads = head_scores(model, tokenizer).heads
-    assert float(cell.get_attribute("data-v")) == heads[0].scores["induction"]
+    cell = page.locator('[data-addr*=".heads[1000]."]').first
+    path, head = re.search(
+        r"\]\.(.+)\[(\d)\]\.induction$", cell.get_attribute("data-addr")
+    ).groups()
+    (score,) = (
+        x.scores["induction"]
+        for x in head_scores(model, tokenizer).heads
+        if (x.path, x.head) == (path, int(head))
+    )
+    assert float(cell.get_attribute("data-v")) == score
     row = page.locator('section[aria-label="heads over time"] tbody tr').first
     assert row.locator("td.num").first.inner_text() == ""  # a point is two steps here
     log.touch()  # it lives, however long this test has taken

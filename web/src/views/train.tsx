@@ -197,7 +197,10 @@ function OverTime({ one, series, cursor }: { one: Training; series: Series; curs
   const name = (at: number) => `${short(last[at].path)} head ${last[at].head}`;
   const values = (at: number) => steps.map(({ model }) => measured.get(model)![at]?.scores[score.value] ?? null);
   const lines = useMemo(() => highest.map((at): Line => ({ name: name(at), steps: steps.map((each) => each.step), min: values(at), max: values(at), mean: values(at), dots: true })), [done.value, score.value, steps.length]);
-  const loss = (step: number, column: string) => (series.bucket === 1 ? series.columns[column]?.mean[series.last.indexOf(step)] ?? null : null);
+  const loss = (step: number, column: string) => {
+    const at = series.last.indexOf(step); // of this step alone, not the mean of several
+    return at >= 0 && series.first[at] === step ? series.columns[column]?.mean[at] ?? null : null;
+  };
   async function ask() {
     const mine = (asking.value = new AbortController());
     problem.value = "";

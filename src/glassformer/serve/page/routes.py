@@ -22,6 +22,7 @@ from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ..asgi.replies import (
     CancelCheck,
+    ClientDisconnected,
     EventStream,
     check_connected,
     format_event,
@@ -381,5 +382,5 @@ def application(page: Page, hosts: frozenset[str] | None, token: str | None = No
 
 def starlette_app(page: Page) -> Starlette:
     """Starlette application without the guard."""
-    kinds = (UserError, HTTPException, Exception)
+    kinds = (UserError, HTTPException, ClientDisconnected, Exception)
     return Starlette(routes=page.routes(), exception_handlers=dict.fromkeys(kinds, handle_error))

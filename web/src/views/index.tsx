@@ -75,7 +75,7 @@ export const screens: readonly Screen[] = [
   { name: "train", title: "Train", order: 7, component: later("train", () => import("./train").then((one) => one.Train)), alone: true },
   { name: "compare", title: "Compare", order: 8, component: later("compare", () => import("./compare").then((one) => one.Compare)) },
   {
-    name: "chat", title: "Chat", order: 9, component: later("chat", () => import("./chat").then((one) => one.Chat)), alone: true,
+    name: "chat", title: "Chat", order: 0, component: later("chat", () => import("./chat").then((one) => one.Chat)), alone: true,
     absent: silent,
   },
 ];

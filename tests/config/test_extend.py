@@ -478,3 +478,9 @@ def test_a_name_of_the_house_is_not_taken(forgotten):
 def test_a_member_is_checked_where_it_is_made(own_types):
     with mistake(r'Bilinear\.hidden: "wide" is not an integer'):
         own_types["Bilinear"]("wide")
+
+
+def test_a_link_to_itself_is_no_file(tmp_path):
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    with mistake("loop.py is not a file; name a Python file"):
+        glassformer.use(tmp_path / "loop.py")

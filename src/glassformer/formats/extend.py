@@ -27,11 +27,12 @@ def use(path: str | Path) -> None:
     """
     from importlib.util import module_from_spec, spec_from_file_location
 
-    file = Path(path).expanduser().resolve()
+    file = Path(path).expanduser()
+    if not file.is_file():  # a link to itself, too, which cannot be resolved
+        raise UserError(f"{path} is not a file; name a Python file that defines parts of your own.")
+    file = file.resolve()
     if file in _USED:
         return
-    if not file.is_file():
-        raise UserError(f"{path} is not a file; name a Python file that defines parts of your own.")
     name = f"glassformer_used_{len(_USED)}_{file.stem}"
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

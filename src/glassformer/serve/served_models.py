@@ -387,6 +387,7 @@ class Context:
         size = EVENT_BYTES + SCORE_BYTES * top
         loop = asyncio.get_running_loop()
         size_counted = 0
+        clock = loop.call_later(ACCOUNT_SECONDS, lambda: count())
 
         def count() -> None:
             nonlocal size_counted, clock
@@ -400,7 +401,6 @@ class Context:
                 cancel(handles)
                 channel.fail(handles[0], error)
 
-        clock = loop.call_later(ACCOUNT_SECONDS, count)
         return lambda: clock.cancel()
 
     async def results(self, handles: Sequence[RequestHandle]) -> list[list[Event]]:
@@ -470,17 +470,19 @@ def endpoint(
         client = client_of(request)
         with bodies.account(client) as hold, ExitStack() as stack:
             hold_answer = stack.enter_context(answers.account(client))
-            content = await read_body(request, hold)
-            size = len(content)
-            fields = await lanes.run(request, size, parse_body, body, content)
-            del content
+            sent = await read_body(request, hold)
+            size = len(sent)
+            fields = await lanes.run(request, size, parse_body, body, sent)
+            del sent
             served = registry[fields.model]
             context = Context(request, served, metrics, lanes, size, hold_answer)
             value = await handler(context, fields)
             if not isinstance(value, CountedResponse):
-                value = small_json(value) or await context.run_heavy(encode_json, value)
-                hold_answer(len(value))
-                value = json_response(value)
+                content = small_json(value)
+                if content is None:
+                    content = await context.run_heavy(encode_json, value)
+                hold_answer(len(content))
+                value = json_response(content)
             value.close = stack.pop_all().close
             return value
 

@@ -131,6 +131,7 @@ def test_the_tests_of_a_file(repository):
     assert mutate.tests_of(Path("cellar/module.py"), repository) == ()
 
 
+@pytest.mark.slow
 def test_a_bug_is_killed_or_lives_and_the_repository_is_as_before(repository, tmp_path):
     tree = Tree(tmp_path, repository)
     results = {}

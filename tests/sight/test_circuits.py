@@ -41,6 +41,10 @@ STACKED = {
 }
 
 
+QUICK = {"gpt2", "llama", "gemma2", "mixtral", "bert", "t5", "deepseek_v3"}
+"""One family of each kind; ``make test-all`` has them all."""
+
+
 def model_of(name):
     """In fp64, no bias zero and no gain one."""
     model = tiny.model(STACKED[name]).double()
@@ -62,7 +66,10 @@ def adds_up(result):
     return result
 
 
-@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in STACKED],
+)
 def test_edges_add_up_in_every_family(name, monkeypatch):
     monkeypatch.setattr(circuits, "SMALL", 0.0)  # every edge, however small
     model = model_of(name)

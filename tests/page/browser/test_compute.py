@@ -63,15 +63,11 @@ def opened(tab):
 
 QUICK = {
     "gpt2",
-    "llama",
     "gemma2",
     "mixtral",
     "bert",
     "t5",
-    "vaswani",
     "mamba2",
-    "llama4",
-    "albert",
 }
 """One family of each kind; ``make test-all`` has them all."""
 

@@ -221,12 +221,22 @@ def for_address(model, address):
     return record(model, None, tiny.tokens(1, 11), source, address=address)
 
 
+QUICK = {"gpt2", "gemma2", "mixtral", "bert", "t5", "mixed", "mamba2", "albert"}
+"""One family of each kind; ``make test-all`` has them all."""
+
+
 def block_of(address):
     match = re.match(r"\w+\.blocks\.\d+(?=\.)", address)
     return match.group() if match else ""
 
 
-@pytest.mark.parametrize("name", tiny.ALL | tiny.SINKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in tiny.ALL | tiny.SINKS
+    ],
+)
 def test_a_pass_for_one_address_has_the_bits_of_the_whole_pass(name):
     """All of its block, of the blocks before it, and what none computes; nothing behind it."""
     model = tiny.model((tiny.ALL | tiny.SINKS)[name])

@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[2]
 FILES = [f"fast/kernels/test_{name}.py" for name in ("matrices", "pages", "stack")]
 
 
-@pytest.mark.parametrize("side", ["end", "front"])
+@pytest.mark.parametrize("side", ["end", pytest.param("front", marks=pytest.mark.slow)])
 def test_nothing_beyond_a_tensor_is_touched(side):
     """The tests of the kernels again, with forbidden memory beside every tensor."""
     if not builds():

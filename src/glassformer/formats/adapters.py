@@ -233,8 +233,8 @@ def attach(model: Model, folder: Path) -> None:
 
 
 def check(model: config.Model, folder: Path) -> None:
-    """UserError where a folder's names or shapes are not those of a change of ``model``; no tensor
-    is loaded."""
+    """UserError where a folder's names or shapes are not those of a change of ``model``. It loads
+    no tensor but a dictionary's."""
     shapes = weights.shapes(model)
     if (folder / dictionaries.PAGE).is_file():
         dictionaries.load_dictionary(folder)

@@ -62,9 +62,9 @@ class LoRALinear(Linear):
         """W with the change in it (O, I)."""
         if self.original is not None:
             return self.weight.detach()
-        return self.sum(self.weight.detach(), self.down.detach(), self.up.detach())
+        return self.add_change(self.weight.detach(), self.down.detach(), self.up.detach())
 
-    def sum(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    def add_change(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
         """A matrix (O, I) with such a change in it."""
         wide = torch.promote_types(weight.dtype, torch.float32)
         update = self.scale * (up.to(wide) @ down.to(wide))
@@ -106,5 +106,5 @@ def weights(
     for path, layer in adapted(model).items():
         change = result.pop(f"{path}.down"), result.pop(f"{path}.up")
         if layer.original is None:
-            result[f"{path}.weight"] = layer.sum(result[f"{path}.weight"], *change)
+            result[f"{path}.weight"] = layer.add_change(result[f"{path}.weight"], *change)
     return result

@@ -37,13 +37,11 @@ def generate(
 
     settings = fields.settings.model_dump(exclude_unset=True)
     if fields.messages is not None:
-        chat_ids, eos, saved = _conversation(models, fields, check)
+        chat_ids, end_ids, saved = _conversation(models, fields, check)
         seed = secrets.randbits(31) if fields.seed is None else fields.seed
         fields = fields.model_copy(update={"ids": chat_ids, "seed": seed})
-        settings = saved | settings
+        settings = {"eos": end_ids} | saved | settings
     name, loaded, ids, options = _generation_input(models, fields, check)
-    if fields.messages is not None:
-        options["eos"] = eos
     from ...core.generation import generate as start_generation
 
     with loaded.acquire(check):
@@ -109,8 +107,8 @@ def _conversation(
         f"The chat would have {len(ids):,} tokens and the context is {context:,}; begin anew, or "
         "write a shorter message.",
     )
-    eos = [*tokenizer.end_ids, *template.closing()]
-    return ids, eos, {name: value for name, value in saved.items() if value is not None}
+    end_ids = [*tokenizer.end_ids, *template.closing()]
+    return ids, end_ids, {name: value for name, value in saved.items() if value is not None}
 
 
 def beams(models: Models, fields: BeamFields, check: CancelCheck) -> JsonObject:

@@ -58,7 +58,7 @@ class Distill(Chat):
             bool(self.teacher or self.logits), f"Distill learns from a teacher; name it: {fields}."
         )
         need(
-            bool(self.logits) or self.top == 64,
+            bool(self.logits) or self.top == type(self).top,
             "Distill.top is of saved logits alone; leave it out, or name a file as "
             "train.objective.logits.",
         )

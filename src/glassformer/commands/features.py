@@ -66,6 +66,7 @@ def run(
     if dictionary is not None:
         address, _, target = at.partition(":")
         dictionaries.attach(model, dictionaries.load_dictionary(dictionary, address, target))
+    inspection.dictionary_of(model)
     if folder:
         source = Path(options.model).expanduser()
         base = str(source.resolve()) if source.exists() else options.model

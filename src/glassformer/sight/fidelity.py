@@ -256,15 +256,21 @@ def _logits(
     return list(zip(words, logits[ids].tolist(), strict=True)), random_logits.abs().max().item()
 
 
-def _read(
-    model: Model, tokenizer: Any, texts: Iterable[str], limit: int | None, context: int | None
-) -> tuple[Any, Rows]:
-    """The dictionary of a model, and texts as rows."""
+def dictionary_of(model: Model) -> Any:
+    """The dictionary beside a model; UserError where there is none."""
     need(
         "features" in model._modules,
         "This model has no features; train some (glassformer train --from MODEL --objective Features), "
         "or name a dictionary: glassformer features MODEL --dictionary FOLDER.",
     )
+    return model.features
+
+
+def _read(
+    model: Model, tokenizer: Any, texts: Iterable[str], limit: int | None, context: int | None
+) -> tuple[Any, Rows]:
+    """The dictionary of a model, and texts as rows."""
+    dictionary = dictionary_of(model)
     need(
         model.config.main_body == "decoder" and model.head is not None,
         "Losses are of a decoder's next token; give a decoder with a head.",
@@ -272,7 +278,7 @@ def _read(
     windows = streams.windows(model, tokenizer, texts, context)
     rows = [streams.padded(x) for x in _batches(windows, limit, TOKENS)]
     need(any(len(ids[0]) > 1 for ids, _ in rows), "The texts hold no next token; give more.")
-    return model.features, rows
+    return dictionary, rows
 
 
 def _losses(

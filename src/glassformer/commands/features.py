@@ -75,24 +75,13 @@ def run(
         return CommandOutput({"out": str(folder), "base": base}, [])
     if text is not None:
         values = look(model, tokenizer, text, "features.active", edits=edit)
-        words, active = values.words, values["features.active"][0]
-        best = active.topk(min(top, active.shape[1]))
-        pairs = [
-            [pair for pair in zip(*row, strict=True) if pair[1] > 0]
-            for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
-        records = [
-            {"token": word, "active": count, "features": [*map(list, row)]}
-            for word, count, row in zip(words, (active > 0).sum(1).tolist(), pairs, strict=True)
-        ]
-        rows = [
-            (
-                x["token"],
-                str(x["active"]),
-                "  ".join(f"{n} {value:.3f}" for n, value in x["features"]),
-            )
-            for x in records
-        ]
+        records, rows = [], []
+        for word, active in zip(values.words, values["features.active"][0], strict=True):
+            count = int((active > 0).sum())
+            best = active.topk(min(top, count))
+            pairs = [*zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+            records.append({"token": word, "active": count, "features": [*map(list, pairs)]})
+            rows.append((word, str(count), "  ".join(f"{n} {value:.3f}" for n, value in pairs)))
         heading = ("token", "active", "the strongest features, with their values")
         return CommandOutput(records, text_table.lines(rows, heading, left_columns=(0, 2)))
     assert data is not None

@@ -152,8 +152,9 @@ def fidelity(
             losses[name] = _losses(model, rows, edits)
         model.features = randomised(dictionary, seed)
         try:
-            edits = {ERROR: _constant(zero)}
-            losses["random dictionary"] = _losses(model, rows, edits, lambda *tape: see(1, *tape))
+            losses["random dictionary"] = _losses(
+                model, rows, variants["features"], lambda *tape: see(1, *tape)
+            )
         finally:
             model.features = dictionary
     active, random_active = (firings.sum(1) / tokens).tolist()
@@ -196,8 +197,9 @@ def feature(
     dictionary, rows = _read(model, tokenizer, texts, limit, context)
     name, last = f"{ACTIVE}[{number}]", dictionary.width - 1
     need(0 <= number <= last, f"There is no feature {number}; there are 0 to {last}.")
-    options: Any = {"top": top, "limit": limit, "context": context, "progress": progress}
-    (neuron,) = top_activations(model, tokenizer, texts, [name], **options)
+    (neuron,) = top_activations(
+        model, tokenizer, texts, [name], top=top, limit=limit, context=context, progress=progress
+    )
     direction = dictionary.W_dec[number]
     draw = torch.randn(len(direction), generator=torch.Generator().manual_seed(seed)).to(direction)
     random = draw * (direction.norm() / draw.norm())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +63,19 @@ def test_devices_pipes_and_endless_files_are_refused_and_nobody_waits(tmp_path, 
     make(tmp_path / "config.json")
     with mistake(f"config.json cannot be read .*{why}.*; download it again.$"):
         files.read_json(tmp_path / "config.json", "download it again")
+
+
+def test_a_text_comes_through_a_pipe_and_an_endless_one_ends(tmp_path):
+    path = tmp_path / "run.toml"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(b"steps = 3\n",))
+    writer.start()
+    assert files.read_toml(path) == {"steps": 3}
+    writer.join()
+    with mistake("/dev/zero cannot be read .it has more than 268,435,456 bytes"):
+        files.read_toml(Path("/dev/zero"))
+    with pytest.raises(OSError, match="more than 5 bytes"):
+        files.read_text(Path("/dev/zero"), 5)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "run.json", INDEX])

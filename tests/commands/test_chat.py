@@ -103,6 +103,13 @@ def test_a_saved_chat_is_trained_on(folder, terminal, tmp_path):
     assert "Name the file" in chat(terminal, folder, ["a", "/save"], code=2) or terminal.notes
 
 
+def test_an_empty_template_is_refused(folder, terminal, tmp_path):
+    path = tmp_path / "empty.jinja"
+    path.write_text("\n")
+    refused = terminal.refused("chat", folder, "--chat-template", path)
+    assert f"{path} is empty; give another chat template." in refused
+
+
 def test_commands(folder, terminal):
     lines = [
         "/system",

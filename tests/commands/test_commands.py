@@ -574,4 +574,4 @@ def test_each_token_of_a_conversation_is_shown_behind_its_weight(tmp_path, termi
     assert (shown["conversations"], shown["texts"], len(shown["shown"])) == (2, 4, 2)
     assert "--with MODEL" in terminal.refused(f"data {tmp_path}/chat.jsonl --show 1")
     refused = terminal.refused(f"data {tmp_path}/chat.jsonl --with {tmp_path}/own --template none")
-    assert "no chat template none" in refused
+    assert "none cannot be read" in refused

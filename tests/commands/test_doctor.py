@@ -51,6 +51,13 @@ def test_what_to_do(changes, advice):
     assert advice in sentence
 
 
+def test_a_fault_that_stops_several_steps_is_said_once(terminal, tmp_path):
+    folder = shutil.copytree(MODELS / "tiny-stories", tmp_path / "copy")
+    (folder / "config.json").write_text("{broken")
+    (sentence,) = terminal.json(f"doctor {folder}", code=1)["refused"]
+    assert "config.json is not valid JSON" in sentence and sentence.endswith("restore the file.")
+
+
 def test_what_of_a_model_loads(terminal, tmp_path):
     data = terminal.json("doctor tiny-stories")
     assert data["loads"]

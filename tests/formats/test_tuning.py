@@ -104,6 +104,10 @@ def test_the_optimizer_sees_only_what_trains():
             r"LoRA.target_modules \*.attn.x names no linear layer.*such as decoder.blocks.0",
         ),
         (
+            objectives.LoRA(target_modules=("*.attn.q", "*.atn.v")),
+            r"LoRA.target_modules \*.atn.v names no linear layer.*such as decoder.blocks.0",
+        ),
+        (
             objectives.Frozen(train=("nose.*",)),
             r"Frozen.train nose.\* names no weight.*such as "
             r"embed.token.weight",

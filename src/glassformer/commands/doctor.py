@@ -64,7 +64,8 @@ def model_info(name: str) -> dict[str, Any]:
         try:
             return step()
         except UserError as error:
-            if str(error) not in refused:
+            fault = str(error).rpartition("; ")[0]  # what follows says how to mend it
+            if not any(sentence.startswith(fault) for sentence in refused):
                 refused.append(str(error))
 
     path = attempt(lambda: resolve(name))

@@ -11,6 +11,8 @@ from ..core.errors import UserError, need
 from .common import note_all
 from .options import standard_input
 
+LARGEST = 1 << 32  # bytes of a file of texts, which are held at once
+
 
 def find_corpus(name: str, field: str = "text", separator: str | None = None) -> Any:
     """Returns the corpus of this name; notes what its files may mean otherwise."""
@@ -53,7 +55,7 @@ def read_prompts(source: str) -> list[str]:
 
 def read_file(name: str) -> str:
     try:
-        return Path(name).read_bytes().decode()  # no line end is translated
+        return files.read_text(Path(name), LARGEST)  # no line end is translated
     except OSError as error:
         hint = files.nearest_path(Path(name))
         raise UserError(

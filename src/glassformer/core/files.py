@@ -90,6 +90,15 @@ def read_bytes(path: Path, most: int = LARGEST) -> bytes:
         return file.read()
 
 
+def read_text(path: Path, most: int = LARGEST) -> str:
+    """The UTF-8 text of a file, a pipe or a device; OSError for more than ``most`` bytes."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return data.decode()
+
+
 def read_json(path: Path, fix: str = "restore the file") -> dict[str, Any]:
     """The JSON object in a file; UserError, which ends with ``fix``, where there is none."""
     return json_object(path, str(path), fix)
@@ -283,7 +292,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a list in itself

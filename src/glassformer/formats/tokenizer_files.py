@@ -87,11 +87,13 @@ def find_template(folder: Path) -> str | None:
 
 def read_template(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        template = files.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{path} cannot be read as UTF-8 text ({error}); give another chat template."
         ) from None
+    need(bool(template.strip()), f"{path} is empty; give another chat template.")
+    return template
 
 
 def _find(folder: Path) -> Path:

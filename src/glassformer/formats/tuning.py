@@ -52,12 +52,12 @@ def tune(model: nn.Module, method: objectives.Tune, new: Iterable[str] = (), see
     if isinstance(method, objectives.LoRA):
         layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
         chosen = [path for path in layers if matches(path, method.target_modules)]
-        _must_name(
-            chosen,
-            f"LoRA.target_modules {', '.join(method.target_modules)}",
-            "linear layer",
-            layers,
-        )
+        defaults = objectives.LoRA().target_modules  # of which a model may have only some
+        needed = [(pattern,) for pattern in method.target_modules if pattern not in defaults]
+        for patterns in (*needed, method.target_modules):
+            names = [path for path in layers if matches(path, patterns)]
+            setting = f"LoRA.target_modules {', '.join(patterns)}"
+            _must_name(names, setting, "linear layer", layers)
         adapt(
             model, dict.fromkeys(chosen, (method.rank, method.alpha / method.rank)), method.dropout
         )

@@ -19,6 +19,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from ..core import files
 from ..core.errors import UserError, need, note
 from .app import Api, application
 from .asgi.limits import (
@@ -174,7 +175,7 @@ def keys_of(path: Path) -> list[str]:
     """The API keys in a file, one a line; lines that begin with # are notes. Raises UserError where
     there are none."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = files.read_text(path).splitlines()
     except OSError as error:
         raise UserError(
             f"--api-key-file {path} cannot be read ({error.strerror}); check the path."

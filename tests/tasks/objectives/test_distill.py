@@ -93,6 +93,8 @@ def test_a_student_that_is_its_teacher_diverges_by_nothing(home):
 
 
 def test_what_is_refused_says_so(home, tmp_path):
+    with mistake("Distill.alpha is 0.0; give a share above 0"):
+        Distill(teacher="any", alpha=0.0)
     with mistake("Distill learns from a teacher; name it"):
         batch_of(Distill(), home)
     with mistake("another tokenizer than the student"):

@@ -27,7 +27,7 @@ def read_lines(path: Path, fix: str) -> list[str]:
     none."""
     need(path.is_file(), f"{path} does not exist; {fix}.")
     try:
-        return path.read_bytes().decode().splitlines()
+        return files.read_text(path).splitlines()
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path} is not UTF-8 text (byte {error.start}); convert or restore it."

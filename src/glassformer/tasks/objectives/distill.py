@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..example_table import ExampleTable
     from .documents import Array, Batch, Fit, Loss, Tensor, Tokenizer
 
-Weight = Annotated[float, Range(lambda x: 0 <= x <= 1, "a share from 0 to 1")]
+Weight = Annotated[float, Range(lambda x: 0 < x <= 1, "a share above 0, at most 1")]
 BATCH = 8  # rows that the teacher reads at once before the run
 
 

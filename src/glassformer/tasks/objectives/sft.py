@@ -38,6 +38,7 @@ class Conversations(SomeTokens):
         """Give the tokenizer the template of the settings, or "chatml" where it has none and was
         trained for it; and the tokens that close an answer as the ends of what is written."""
         from ...formats import chat_template
+        from ...formats.tokenizer_files import read_template
         from ..answer_weights import template_of
 
         fits_chatml = tokenizer.specials.keys() >= {*CHATML}
@@ -51,9 +52,7 @@ class Conversations(SomeTokens):
             )
             tokenizer.chat_template = chat_template.CHATML
         elif self.template:
-            path = Path(self.template).expanduser()
-            need(path.is_file(), f"There is no chat template {path}; check the path.")
-            tokenizer.chat_template = path.read_text(encoding="utf-8")
+            tokenizer.chat_template = read_template(Path(self.template).expanduser())
         closing = template_of(tokenizer, self.date).closing()
         end_ids = dict.fromkeys((*tokenizer.end_ids, *closing))
         tokenizer.ends = () if {*end_ids} == {tokenizer.eos} else tuple(end_ids)

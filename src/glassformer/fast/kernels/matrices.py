@@ -146,10 +146,8 @@ def _pack_floats(kind: str, weight: Tensor, transient: bool) -> Packed:
     outputs, inputs = weight.shape
     if path() == "torch":
         return Packed(kind, outputs, inputs, weight, None, "torch")
-    step = STEP[kind]
     # what a step multiplies is copied as one word of 32 bits
-    words = F.pad(weight, (0, -inputs % step)).contiguous().view(torch.int32)
-    panels = _paneled(words, 1)
+    panels = _paneled(F.pad(weight, (0, -inputs % STEP[kind])).contiguous().view(torch.int32), 1)
     data = (panels.contiguous() if transient else in_large_pages(panels)).view(weight.dtype)
     return Packed(kind, outputs, inputs, data, None, path())
 

@@ -218,7 +218,7 @@ class PackedDocuments:
         q, k, v = (
             x.new_zeros(x.shape[1], math.prod(shape), x.shape[3])
             .index_copy(1, self.slots, x[0])
-            .unflatten(1, shape)
+            .view(x.shape[1], *shape, x.shape[3])
             .transpose(0, 1)
             for x in inputs[:3]
         )

@@ -13,9 +13,9 @@ from glassformer.fast import threads
 from glassformer.fast.kernels import shared_library
 
 VARIABLES = (*threads.WAITING, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-SHOW = (
-    "import os; print('spin', os.environ.get('GOMP_SPINCOUNT'), 'threads', "
-    "os.environ.get('OMP_NUM_THREADS'))"
+SHOW = (  # in one write: two processes print into one pipe
+    "import os; spin, cores = map(os.environ.get, ('GOMP_SPINCOUNT', 'OMP_NUM_THREADS')); "
+    "os.write(1, f'spin {spin} threads {cores}\\n'.encode())"
 )
 COMMAND = "-m glassformer cost glass/200k --use {file}"
 DOORS = {

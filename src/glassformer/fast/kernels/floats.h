@@ -28,8 +28,9 @@ static void lay_tile(const void *task, long number) {
     for (long first = 0; first < p->steps; first += BLOCK) {
         const long end = first + BLOCK < p->steps ? first + BLOCK : p->steps;
         char *to = p->tiled + (chunk * p->steps + all * first + row * (end - first)) * SIZE;
-        for (long k = first; k < end; k++)
-            for (long r = 0; r < rows; r++, to += SIZE) memcpy(to, x + (r * p->steps + k) * SIZE, SIZE);
+        for (long r = 0; r < rows; r++)
+            for (long k = first; k < end; k++)
+                memcpy(to + ((k - first) * rows + r) * SIZE, x + (r * p->steps + k) * SIZE, SIZE);
     }
 }
 

@@ -103,14 +103,14 @@ def pack_int4(weight: Tensor, scales: Tensor) -> Packed:
     return _pack_integers("int4", weight, scales)
 
 
-def pack_bf16(weight: Tensor) -> Packed:
-    """weight (N, C), rounded to bf16."""
-    return _pack_floats("bf16", weight.detach().to(torch.bfloat16))
+def pack_bf16(weight: Tensor, transient: bool = False) -> Packed:
+    """weight (N, C), rounded to bf16; ``transient``: for one product, in ordinary memory."""
+    return _pack_floats("bf16", weight.detach().to(torch.bfloat16), transient)
 
 
-def pack_fp32(weight: Tensor) -> Packed:
-    """weight (N, C), in fp32."""
-    return _pack_floats("fp32", weight.detach().to(torch.float32))
+def pack_fp32(weight: Tensor, transient: bool = False) -> Packed:
+    """weight (N, C), in fp32; ``transient`` as ``pack_bf16``."""
+    return _pack_floats("fp32", weight.detach().to(torch.float32), transient)
 
 
 def _pack_integers(kind: str, weight: Tensor, scales: Tensor) -> Packed:
@@ -142,12 +142,13 @@ def _pack_integers(kind: str, weight: Tensor, scales: Tensor) -> Packed:
     )
 
 
-def _pack_floats(kind: str, weight: Tensor) -> Packed:
+def _pack_floats(kind: str, weight: Tensor, transient: bool) -> Packed:
     outputs, inputs = weight.shape
     if path() == "torch":
         return Packed(kind, outputs, inputs, weight, None, "torch")
-    step = STEP[kind]
-    data = in_large_pages(_paneled(F.pad(weight, (0, -inputs % step)), step))
+    # what a step multiplies is copied as one word of 32 bits
+    panels = _paneled(F.pad(weight, (0, -inputs % STEP[kind])).contiguous().view(torch.int32), 1)
+    data = (panels.contiguous() if transient else in_large_pages(panels)).view(weight.dtype)
     return Packed(kind, outputs, inputs, data, None, path())
 
 

@@ -2,7 +2,7 @@
 
 #pragma once
 #include "pool.h"
-#include "simd.h"
+#include "rows.h"
 
 enum {
     CHUNK = 256,        // rows of a piece, at most
@@ -44,10 +44,9 @@ INLINE void finish(const Rows *rows, Place at, const float *sums) {
     if (rows->bias) memcpy(bias, rows->bias + first, count * sizeof *bias);
     for (long r = 0; r < at.rows; r++, sums += WIDTH) {
         const long to = (at.row + r) * rows->stride + first;
-        for (long i = 0; i < count; i++) {
-            const float y = rows->bias ? sums[i] + bias[i] : sums[i];
-            if (rows->bf16) ((uint16_t *)rows->y)[to + i] = bf16_of(y);
-            else ((float *)rows->y)[to + i] = y;
+        for (long i = 0; i < count; i += PANEL) {
+            const floats y = load(sums + i);
+            put(rows->y, to + i, to + count, rows->bf16, rows->bias ? add(y, load(bias + i)) : y);
         }
     }
 }

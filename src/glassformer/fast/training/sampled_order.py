@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -66,7 +67,7 @@ class _SampledProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, matrix)
         pack = kernels.pack_bf16 if matrix.dtype == torch.bfloat16 else kernels.pack_fp32
-        return kernels.matmul(x, pack(matrix), bias)
+        return kernels.matmul(x, pack(matrix, transient=True), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -156,7 +157,7 @@ class PackedDocuments:
 
     def __post_init__(self) -> None:
         need(
-            max(map(len, self.texts)) <= self.context,
+            self.longest <= self.context,
             f"A text is longer than the {self.context} tokens that the sampler reads.",
         )
 
@@ -172,16 +173,19 @@ class PackedDocuments:
         return torch.cat([torch.arange(len(text)) for text in self.texts])
 
     @cached_property
-    def padded(self) -> Tensor:
-        """The token in each place of each text (D, longest), any behind its end."""
-        index = torch.zeros(len(self.texts), int(self.pos.max()) + 1, dtype=torch.long)
-        index[self.rows, self.pos] = torch.arange(len(self.pos))
-        return index
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return max(map(len, self.texts))
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """The place of each token (N,) where texts are rows of the longest one's length."""
+        return self.rows * self.longest + self.pos
 
     @cached_property
     def tables(self) -> Tensor:
         """The pages of each text."""
-        pages = -(-self.padded.shape[1] // PAGE)
+        pages = -(-self.longest // PAGE)
         return torch.arange(len(self.texts) * pages, dtype=torch.int32).view(-1, pages)
 
     def by_position(self, make: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -210,12 +214,19 @@ class PackedDocuments:
 
     def differentiable(self, inputs: AttentionInputs) -> Tensor:
         """The attention of each text in a row of its own."""
-        q, k, v = (x[0][:, self.padded].transpose(0, 1) for x in inputs[:3])
-        places = torch.arange(self.padded.shape[1])[None]
+        shape = len(self.texts), self.longest
+        q, k, v = (
+            x.new_zeros(x.shape[1], math.prod(shape), x.shape[3])
+            .index_copy(1, self.slots, x[0])
+            .view(x.shape[1], *shape, x.shape[3])
+            .transpose(0, 1)
+            for x in inputs[:3]
+        )
+        places = torch.arange(self.longest)[None]
         mask = Mask(places, places, True, inputs.mask.rule, contiguous=True)
         bias = None if inputs.position is None else mask.bias(inputs.position)
         z = attend(AttentionInputs(q, k, v, mask, bias, inputs.scale, inputs.softcap))
-        return z.transpose(0, 1)[:, self.rows, self.pos][None]
+        return z.transpose(0, 1).flatten(1, 2).index_select(1, self.slots)[None]
 
 
 def hidden_states(view: Any, documents: PackedDocuments) -> tuple[Tensor, dict[str, Tensor]]:
@@ -232,9 +243,9 @@ def hidden_states(view: Any, documents: PackedDocuments) -> tuple[Tensor, dict[s
 
 def padded_states(model: Any, documents: PackedDocuments) -> tuple[Tensor, dict[str, Tensor]]:
     """The same by the ordinary forward pass, a text a row; its bits are not the sampler's."""
-    tokens = torch.zeros_like(documents.padded)
+    tokens = torch.zeros(len(documents.texts), documents.longest, dtype=torch.long)
     tokens[documents.rows, documents.pos] = torch.tensor([*itertools.chain(*documents.texts)])
-    pos = torch.full_like(documents.padded, -1)
+    pos = torch.full_like(tokens, -1)
     pos[documents.rows, documents.pos] = documents.pos
     output = model(tokens, pos=None if bool((pos >= 0).all()) else pos, logits="none")
     return output.hidden[documents.rows, documents.pos], output.aux

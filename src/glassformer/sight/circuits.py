@@ -447,7 +447,7 @@ class _Held:
         """The answer by a circuit alone."""
         self.report()
         run, is_inside = self.question.run, torch.tensor([name in circuit for name in self.names])
-        masks = is_inside.split([math.prod(site.nodes) for site in self.fill])
+        masks = torch.split(is_inside, [math.prod(site.nodes) for site in self.fill])
         pairs = zip(self.fill, masks, strict=True)
         edits = {site.address: partial(self._hold, site, mask) for site, mask in pairs}
         if isinstance(run, Trace):

@@ -245,9 +245,9 @@ def row_gradients(
     )
     state.model.train()
     for number, piece in enumerate(split(batch, train_config.accumulate)):
-        for others in ~torch.eye(len(piece.tokens), dtype=torch.bool):
+        for is_other in ~torch.eye(len(piece.tokens), dtype=torch.bool):
             seed_piece(train_config.seed, state.step, number)
-            targets = piece.targets.masked_fill(others[:, None], -1)
+            targets = piece.targets.masked_fill(is_other[:, None], -1)
             alone = dataclasses.replace(piece, targets=targets).to(parameters[0].device)
             loss = objective.loss(state.model, alone, train_config.label_smoothing)
             yield list(torch.autograd.grad(loss.total, parameters, materialize_grads=True))

@@ -198,17 +198,15 @@ def feature(
     direction = dictionary.W_dec[number]
     random = streams.random_direction(direction, seed)
     logits, random_logit = _logits(model, tokenizer, direction, random, top)
-    values, others = (
-        list[Tensor](),
-        torch.arange(dictionary.width, device=direction.device) != number,
-    )
+    values = list[Tensor]()
+    is_other = torch.arange(dictionary.width, device=direction.device) != number
     with inference(model):
         plain = _losses(model, rows, {}, lambda tape, _: values.append(tape[ACTIVE][..., number]))
         pairs = zip(values, rows, strict=True)
         active = torch.cat([value[:, :-1][pos[:, 1:] >= 0] > 0 for value, (_, pos) in pairs])
         passes = iter(values)
         variants: tuple[TapeEdits, ...] = (
-            {ACTIVE: lambda path, x: x * others},
+            {ACTIVE: lambda path, x: x * is_other},
             {ERROR: lambda path, x: x - next(passes)[..., None] * random},
         )
         changes = [(_losses(model, rows, edits) - plain)[active].sum().item() for edits in variants]

@@ -65,7 +65,7 @@ class Probe(Saved):
 
     noun = "probe"
     command = "probe MODEL DATA --out FILE.safetensors"
-    held = ("tensors_of", "name")
+    not_json = ("tensors_of", "name")
 
     addresses: list[str]
     labels: list[str]

@@ -67,7 +67,7 @@ class TunedLens(Saved):
 
     noun = "tuned lens"
     command = "lens --fit"
-    held = ("weight", "bias")
+    not_json = ("weight", "bias")
 
     weight: Tensor
     bias: Tensor
@@ -123,7 +123,7 @@ class TunedLens(Saved):
 
     @classmethod
     def _of(cls, path: str | Path, file: Any, facts: dict[str, Any]) -> TunedLens:
-        lens = cls(*map(file.take, cls.held), **facts)
+        lens = cls(*map(file.take, cls.not_json), **facts)
         D, C = lens.bias.shape
         if lens.weight.shape != (D, C, C):
             raise ValueError("its tensors do not fit together")

@@ -124,11 +124,11 @@ class Saved(Shown):
 
     noun: ClassVar[str]  # what it is called, and by which command it is made
     command: ClassVar[str]
-    held: ClassVar[tuple[str, ...]]  # the fields that are tensors, or are not saved
+    not_json: ClassVar[tuple[str, ...]]  # fields: tensors, and the name of the file
 
     def to_dict(self) -> JsonObject:
         """All but the tensors, as JSON holds it."""
-        return {name: x for name, x in vars(self).items() if name not in self.held}
+        return {name: x for name, x in vars(self).items() if name not in self.not_json}
 
     def facts(self) -> Mapping[str, Any]:
         """Metadata that ``load`` reads."""

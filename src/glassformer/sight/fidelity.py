@@ -198,10 +198,12 @@ def feature(
     direction = dictionary.W_dec[number]
     random = streams.random_direction(direction, seed)
     logits, random_logit = _logits(model, tokenizer, direction, random, top)
-    values = list[Tensor]()
+    values = list[Tensor]()  # (B, T) of each pass
     is_other = torch.arange(dictionary.width, device=direction.device) != number
     with inference(model):
-        plain = _losses(model, rows, {}, lambda tape, _: values.append(tape[ACTIVE][..., number]))
+        plain = _losses(
+            model, rows, {}, lambda tape, _: values.append(tape[ACTIVE][..., number].clone())
+        )
         pairs = zip(values, rows, strict=True)
         active = torch.cat([value[:, :-1][pos[:, 1:] >= 0] > 0 for value, (_, pos) in pairs])
         passes = iter(values)

@@ -1,11 +1,16 @@
 """Losses with a model's features are those of a pass that is written by hand; ablations, a random dictionary
-and random directions stand beside them; the command shows them."""
+and random directions stand beside them; the command shows them; docs/features.md shows what is printed."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,8 +25,10 @@ from glassformer.sight import fidelity as inspection
 from glassformer.tasks.objectives import Features
 from mistakes import mistake
 from served import TEXT, tokenizer, worded
+from test_sight import close
 
 RESID = "decoder.blocks.0.resid"
+PAGE = (Path(__file__).parents[2] / "docs/features.md").read_text(encoding="utf-8")
 TEXTS = ["the cat sat on the mat and the dog sat on the log"]
 
 
@@ -141,3 +148,22 @@ def test_the_command(model, tmp_path):
         with contextlib.redirect_stderr(error):
             assert main([str(word) for word in words]) != 0
         assert sentence in error.getvalue()
+
+
+def test_the_page_shows_what_is_printed(tmp_path, monkeypatch):
+    """The script and the training of docs/features.md, then each command with the output below it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    script = re.search(r"^```py\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[1]
+    setup = re.search(r"## Train\n\n((?:    .*\n)+)", PAGE)[1].replace("\\\n", " ").splitlines()
+    for line in setup[:-1]:
+        words, _, name = line.partition(" > ")
+        command = [sys.executable, "-c", script, *shlex.split(words)[2:]]
+        Path(name).write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
+    printed(*shlex.split(setup[-1])[1:])
+    blocks = re.findall(
+        r"^```\n\$ glassformer ([^\n]*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE
+    )
+    assert [block[0].split()[0] for block in blocks] == ["features", "features", "features", "why"]
+    for command, output in blocks:
+        close(printed(*shlex.split(command)), output)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..core.errors import need
+from typing import Any
+
 from .common import CommandOutput
 from .options import ModelOptions, Text
 from .parsing import Whole, Words
@@ -46,14 +47,14 @@ def run(
     from ..sight import circuit
     from ..sight.circuits import NOTE
 
-    need(len(source) < 3, f"There are {len(source)} --source texts; give one, or two.")
     model, tokenizer = options.load_with_tokenizer()
     options.note_untrained()
+    sources: Any = source[0] if len(source) == 1 else tuple(source) or None
     result = circuit(
         model,
         tokenizer,
         text,
-        source=(source[0], source[1]) if len(source) == 2 else source[0] if source else None,
+        source=sources,
         answer=answer,
         instead=instead,
         position=position,

@@ -3,6 +3,7 @@ they keep of the loss."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def run(
             count = int((active > 0).sum())
             best = active.topk(min(top, count))
             pairs = [*zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-            records.append({"token": word, "active": count, "features": [*map(list, pairs)]})
+            records.append({"token": word, "active": count, "features": pairs})
             rows.append((word, str(count), "  ".join(f"{n} {value:.3f}" for n, value in pairs)))
         heading = ("token", "active", "the strongest features, with their values")
         return CommandOutput(records, text_table.lines(rows, heading, left_columns=(0, 2)))
@@ -94,4 +95,4 @@ def run(
     report = progress_counter()
     reading["progress"] = is_terminal() or (lambda count, _: report(count))
     card = inspection.feature(model, tokenizer, feature, [*corpus.texts()], top=top, **reading)
-    return CommandOutput(card.to_dict, card.lines())
+    return CommandOutput(asdict(card), card.lines())

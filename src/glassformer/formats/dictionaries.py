@@ -265,25 +265,25 @@ def load_dictionary(path: str | Path, address: str = "", target: str = "") -> Di
     folder = Path(path).expanduser()
     folder = checkpoint_folder(folder) if (folder / "run.json").is_file() else folder
     scope = folder if folder.suffix == ".npz" else folder / SCOPE
+    page: dict[str, Any] = {"architecture": "jumprelu", "apply_b_dec_to_input": False}
     if scope.is_file():
-        return _checked(_arrays(scope), "jumprelu", address, target, 0, False, str(scope))
-    need(
-        (folder / PAGE).is_file() and (folder / TENSORS).is_file(),
-        f"{path} holds no dictionary; give a folder with {PAGE} and {TENSORS}, or {SCOPE}.",
-    )
-    page, source = files.read_json(folder / PAGE, "download it again"), str(folder / PAGE)
+        source, tensors = str(scope), _arrays(scope)
+    else:
+        need(
+            (folder / PAGE).is_file() and (folder / TENSORS).is_file(),
+            f"{path} holds no dictionary; give a folder with {PAGE} and {TENSORS}, or {SCOPE}.",
+        )
+        page, source = files.read_json(folder / PAGE, "download it again"), str(folder / PAGE)
+        file = tensorfiles.open_file(folder / TENSORS)
+        tensors = {name: file.load(name).float() for name in file.entries}
     for key, value in page.items():
         allowed = ALLOWED.get(key, (False, None))
         value_text, read_text = json.dumps(value)[:80], json.dumps(allowed[0])
         sentence = f'{source} says "{key}": {value_text}; only {read_text} is read.'
         need(key in KEYS.split() or value in allowed, sentence)
-    file = tensorfiles.open_file(folder / TENSORS)
-    tensors = {name: file.load(name).float() for name in file.entries}
-    is_topk = "topk" in (
-        page.get("activation_fn_str"),
-        page.get("activation_fn"),
-    )  # before version 6
-    kind = "topk" if is_topk else page.get("architecture", "standard")
+    kind = page.get("architecture", "standard")
+    if "topk" in (page.get("activation_fn_str"), page.get("activation_fn")):  # before version 6
+        kind = "topk"
     need(kind in KINDS, f'{source} is of the architecture "{kind}"; {", ".join(KINDS)} are read.')
     activation, is_transcoder = KINDS[kind]
     active = page.get("k", (page.get("activation_fn_kwargs") or {}).get("k"))
@@ -296,15 +296,17 @@ def load_dictionary(path: str | Path, address: str = "", target: str = "") -> Di
     address = address or facts.get("address") or _ours(facts.get("hook_name"), source)
     target = target or facts.get("target") or _ours(facts.get("hook_name_out"), source)
     need(not is_transcoder or bool(target), f"{source} does not say what it writes; {ADDRESS}.")
+    need(bool(address), f"{source} does not say what it reads; {ADDRESS}.")
+    _check(tensors, activation, source)
     centered = not is_transcoder and page.get("apply_b_dec_to_input", True)
-    return _checked(tensors, activation, address, target, active or 0, centered, source)
+    return Dictionary(tensors, activation, address, target, active or 0, centered, source)
 
 
 def _arrays(path: Path) -> dict[str, Tensor]:
     """The arrays of Gemma Scope; UserError where the file is damaged."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            named = {name.replace("w_", "W_"): arrays[name] for name in arrays}
+            named = {name.replace("w_", "W_"): x for name, x in arrays.items()}
             return {name: torch.from_numpy(x).float() for name, x in named.items()}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is damaged ({error}); download it again.") from None
@@ -320,16 +322,8 @@ def _ours(hook: object, source: str) -> str:
     return f"decoder.blocks.{block}.{HOOKS[leaf]}" if hook else ""
 
 
-def _checked(
-    tensors: dict[str, Tensor],
-    activation: str,
-    address: str,
-    target: str,
-    active: int,
-    centered: bool,
-    source: str,
-) -> Dictionary:
-    """A dictionary of these tensors; UserError where one is missing, too much or of another shape."""
+def _check(tensors: dict[str, Tensor], activation: str, source: str) -> None:
+    """UserError where a tensor of a dictionary is missing, too much or of another shape."""
     expected = [*WEIGHTS, *["threshold"] * (activation == "jumprelu")]
     need(
         tensors.keys() == {*expected},
@@ -342,5 +336,3 @@ def _checked(
         shape = shapes.get(name, (width,))
         fits = tensor.shape == shape and is_finite(tensor)
         need(fits, f"{source} is damaged: {name} is not {list(shape)} finite numbers.")
-    need(bool(address), f"{source} does not say what it reads; {ADDRESS}.")
-    return Dictionary(tensors, activation, address, target, active, centered, source)

@@ -9,7 +9,7 @@ from typing import Any
 from ..core.errors import need
 from ..formats import store
 from ..sight.figures.charts import TableFigure
-from ..sight.heads import SCORES, HeadReport, head_scores
+from ..sight.heads import HeadReport, head_scores, highest, short
 from .history import read_log
 from .replay import checkpoints
 
@@ -34,21 +34,23 @@ class HeadHistory:
     def lines(self, score: str = "induction", count: int = 4) -> list[str]:
         """A line for each step with the heads that end highest; a star is a score above its
         baseline by more than 3 deviations."""
-        need(score in SCORES, f'There is no score "{score}"; give one of {", ".join(SCORES)}.')
         last = self.steps[-1].heads
-        order = sorted(range(len(last)), key=lambda at: -(last[at].scores.get(score) or 0.0))
-        names = {at: f"{last[at].path}[{last[at].head}]" for at in order[:count]}
+        shown = {f"{x.path}[{x.head}]": last.index(x) for x in highest(last, score)[:count]}
         rows = [
-            (str(x.step), x.loss, x.valid_loss, *(_cell(x.heads[at], score) for at in names))
+            (
+                str(x.step),
+                x.loss,
+                x.valid_loss,
+                *(_cell(x.heads[at], score) for at in shown.values()),
+            )
             for x in self.steps
         ]
-        heading = ("step", "loss", "validation", *names.values())
-        return TableFigure("", heading, rows, (), ".3f").lines()
+        return TableFigure("", ("step", "loss", "validation", *shown), rows, (), ".3f").lines()
 
 
 def _cell(head: HeadReport, score: str) -> str:
-    value = head.scores.get(score)
-    return "-" if value is None else f"{value:.3f}{'*' if score in head.labels else ' '}"
+    text = short(head.scores.get(score))
+    return text if text == "-" else f"{text}{'*' if score in head.labels else ' '}"
 
 
 def head_history(folder: str | Path, **options: Any) -> HeadHistory:

@@ -27,8 +27,9 @@ from ..core.training.loop import State
 from ..sight.figures.charts import TableFigure
 from ..tasks.correlation import correlations
 from .launch import Setup
+from .prepare import first_of
 from .replay import Replay
-from .updates import excerpt, peek, row_gradients, texts_of
+from .updates import excerpt, row_gradients, texts_of
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,8 @@ class Influence:
             for x in self.largest.sequences
         ]
         heading = ("step", "row", "text", "estimate", "measured")
-        sums = [
-            (name, x.spearman, x.together)
-            for name, x in (("most influential", self.largest), ("random", self.random))
-        ]
+        pairs = ("most influential", self.largest), ("random", self.random)
+        sums = [(name, x.spearman, x.together) for name, x in pairs]
         titles = (f"{len(rows)} sequences", "rank correlation", "all left out")
         return [
             f"The loss of the text is {self.loss:.4f}. Without a sequence it rises by:",
@@ -85,8 +84,8 @@ def left_out(
 ) -> Iterator[Batch]:
     """A run's batches in which some rows have no targets; draws and order stay as they are."""
     for batch in batches:
-        targets, step = batch.targets.clone(), state.step + 1
-        targets[[x.row for x in rows if x.step == step]] = -1
+        targets = batch.targets.clone()
+        targets[[x.row for x in rows if x.step == state.step + 1]] = -1
         yield replace(batch, targets=targets)
 
 
@@ -151,17 +150,15 @@ def _estimates(run: Replay, text: str) -> Iterator[SequenceInfluence]:
     toward = _flat(torch.autograd.grad(_mean_loss(end, text), weights, materialize_grads=True))
     steps = run.steps(ready, run.last)
     while ready.state.step < run.last:
-        batch = peek(ready)
+        batch = first_of(ready.state.batches)
         dots = torch.stack([_flat(x) @ toward for x in row_gradients(ready, batch, parameters)])
         targets = (batch.targets >= 0).sum(1)
         # the mean over the other rows' targets, less that over all
         count = targets.sum()
         changes = (dots * count - dots.sum() * targets) / count / (count - targets)
         step = next(steps)
-        for row, (change, words) in enumerate(
-            zip(changes.tolist(), texts_of(ready, batch), strict=True)
-        ):
-            yield SequenceInfluence(step.index, row, words, step.lr * change)
+        for row, words in enumerate(texts_of(ready, batch)):
+            yield SequenceInfluence(step.index, row, words, step.lr * float(changes[row]))
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from ..core.training.loop import State, TrainStep, seed_piece
 from ..core.training.loss import split
 from ..sight.figures.charts import TableFigure
 from .launch import Setup
+from .prepare import first_of
 from .replay import Replay
 
 FORM = "+.9g"  # digits that tell a float32 number from its neighbours
@@ -72,8 +74,8 @@ class WeightHistory:
 
 
 def _table(updates: Iterable[Update]) -> list[str]:
-    names = [field.name for field in dataclasses.fields(Update)]
-    return TableFigure("", names, map(dataclasses.astuple, updates), (), FORM).lines()
+    rows = [tuple(vars(update).values()) for update in updates]
+    return TableFigure("", [*Update.__dataclass_fields__], rows, (), FORM).lines()
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,11 @@ class Watch:
                 f"{address} is not one number: give an index inside of "
                 f"{list(self.parameter.shape)}, such as {name}[0,1]."
             ) from None
-        (self.group,) = (group for group in state.optimizer.groups() if name in group["paths"])
         for optimizer in state.optimizer.optimizers:
-            if self.group in optimizer.param_groups:
-                optimizer.register_step_pre_hook(self._read)
+            for group in optimizer.param_groups:
+                if name in group["paths"]:
+                    self.group = group
+                    optimizer.register_step_pre_hook(self._read)
         self.read: tuple[float, ...] = ()  # before, after decay, gradient; of the last step
 
     def value(self, tensor: Tensor) -> float:
@@ -205,40 +208,25 @@ def update_texts(folder: str | Path, address: str, step: int) -> UpdateTexts:
     run.check(step)
     ready = run.start(step - 1)
     list(run.steps(ready, step - 1))
-    watch, batch = Watch(ready.state, address), peek(ready)
-    rows = list(
-        zip(texts_of(ready, batch), row_gradients(ready, batch, [watch.parameter]), strict=True)
-    )
+    watch, batch = Watch(ready.state, address), first_of(ready.state.batches)
+    gradients = [watch.value(x) for (x,) in row_gradients(ready, batch, [watch.parameter])]
     (done,) = steps = list(run.steps(ready, step))
     update = next(watch.updates(steps), None)
     if update is None:
         raise UserError(f"Step {step} did not move {address}.")
     clip, count = ready.plan.settings.train.clip or math.inf, int((batch.targets >= 0).sum())
     scale = min(1.0, clip / (done.grad_norm + 1e-6)) / count
-    sequences = [
-        SequenceGradient(row, text, scale * watch.value(grad))
-        for row, (text, (grad,)) in enumerate(rows)
-    ]
+    rows = zip(texts_of(ready, batch), gradients, strict=True)
+    sequences = [SequenceGradient(row, text, scale * x) for row, (text, x) in enumerate(rows)]
     return UpdateTexts(address, update, sequences)
-
-
-def peek(ready: Setup) -> Batch:
-    """The batch of the next step, which stays the next one."""
-    batches = ready.state.batches
-    cursor = batches.state()
-    batch: Batch = next(batches)
-    batches.restore(cursor)
-    return batch
 
 
 def texts_of(ready: Setup, batch: Batch) -> list[str]:
     """Each row of a batch as text."""
-    tokenizer, pos = ready.plan.tokenizer, batch.pos
-    real = batch.tokens >= 0 if pos is None else pos >= 0
-    assert tokenizer is not None
-    return [
-        tokenizer.decode(row[mask].tolist()) for row, mask in zip(batch.tokens, real, strict=True)
-    ]
+    tokenizer: Any = ready.plan.tokenizer
+    pos = torch.zeros_like(batch.tokens) if batch.pos is None else batch.pos
+    rows = zip(batch.tokens, pos >= 0, strict=True)
+    return [tokenizer.decode(row[is_token].tolist()) for row, is_token in rows]
 
 
 def row_gradients(
@@ -257,10 +245,9 @@ def row_gradients(
     )
     state.model.train()
     for number, piece in enumerate(split(batch, train_config.accumulate)):
-        for row in range(len(piece.tokens)):
+        for is_other in ~torch.eye(len(piece.tokens), dtype=torch.bool):
             seed_piece(train_config.seed, state.step, number)
-            targets = torch.full_like(piece.targets, -1)
-            targets[row] = piece.targets[row]
+            targets = piece.targets.masked_fill(is_other[:, None], -1)
             alone = dataclasses.replace(piece, targets=targets).to(parameters[0].device)
             loss = objective.loss(state.model, alone, train_config.label_smoothing)
             yield list(torch.autograd.grad(loss.total, parameters, materialize_grads=True))

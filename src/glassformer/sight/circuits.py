@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
@@ -227,14 +228,16 @@ class Site:
         """The address of a row."""
         return f"{address or self.address}[{self.lead}{','.join(map(str, place))}]"
 
-    def added(self, gradient: Tensor) -> Tensor:
-        """The sum of each row along a gradient (nodes..)."""
-        return (
-            (gradient.reshape(self.numbers.shape) * self.numbers).reshape(*self.nodes, -1).sum(-1)
-        )
+    def position(self, place: Places) -> int | None:
+        """The token of a row; None of what all tokens share."""
+        return None if self.kind == "bias" else place[-1 if "head" in self.kind else 0]
 
-
-Row: TypeAlias = tuple[Site, Places]
+    def rows_along(self, gradient: Tensor, least: float) -> Iterator[tuple[Places, float]]:
+        """The rows that add or take more than ``least`` along a gradient, and what they add."""
+        products = gradient.reshape(self.numbers.shape) * self.numbers
+        added = products.reshape(*self.nodes, -1).sum(-1)
+        for place in map(tuple, (added.abs() > least).nonzero().tolist()):
+            yield place, float(added[place])
 
 
 def _sites(run: ModuleTrace, neurons: bool) -> list[Site]:
@@ -314,89 +317,73 @@ class _Flow:
         small: float,
         report: Callable[[], None],
     ) -> None:
-        self.question, self.run, self.report = question, question.run, report
-        self.keeps, self.small = keeps, small
+        self.run, self.keeps, self.small, self.report = question.run, keeps, small, report
         self.sites = {site.address: site for site in sites}
         self.gradients: dict[str, Tensor] = {}
-        self.rows: dict[str, Row] = {}
+        self.leaves: dict[str, float] = defaultdict(float)  # what no site writes
         self.nodes: dict[str, CircuitNode] = {}
         self.edges: list[CircuitEdge] = []
         causes = self.run.attribute(question.target, [*self.sites], question.less)
-        self._read(causes, causes.target, "answer", question.answer)
+        self._read(causes, "answer", question.answer, question.position)
         for site in sites:
             if site.address in self.gradients:
                 self._open(site, self.gradients[site.address])
-        leaves = Counter[str]()
-        for edge in self.edges:
-            leaves[edge.writer] += edge.value  # type: ignore[assignment]
-        for name, value in leaves.items():
-            if name not in self.rows and self.keeps(name, value):
-                self._add(name, "bias", "bias", value)
+        for name, value in self.leaves.items():
+            if keeps(name, value):
+                self._add(name, "bias", "bias", None, value)
 
     def _add(
         self,
         name: str,
         kind: str,
         text: str,
+        position: int | None,
         value: float,
         sum: float | None = None,
         head: str | None = None,
     ) -> None:
         """Adds a node."""
         block = re.search(r"\.(\d+)\.", name)
-        position = self.question.position if kind == "answer" else None
-        if (row := self.rows.get(head or name)) and kind != "bias":
-            position = row[1][-1 if "head" in row[0].kind else 0]
         at = None if block is None else int(block[1])
         self.nodes[name] = CircuitNode(name, kind, text, value, sum, head, at, position)
 
     def _read(
-        self, causes: Causes, name: str, kind: str, text: str, head: str | None = None
+        self, causes: Causes, kind: str, text: str, position: int | None, head: str | None = None
     ) -> None:
         """Adds a node and the edges into it."""
         self.report()
-        self._add(name, kind, text, causes.value, causes.sum, head)
+        name = causes.target
+        self._add(name, kind, text, position, causes.value, causes.sum, head)
         writers = [(x.address, x.value) for x in causes.causes if x.kind != "chosen"]
+        for writer, value in writers:
+            self.leaves[writer] += value
         for address, gradient in causes.gradients.items():
-            before = self.gradients.get(address)
-            self.gradients[address] = gradient if before is None else before + gradient
-            writers += self._rows(self.sites[address], gradient)
+            self.gradients[address] = self.gradients.get(address, 0) + gradient
+            site = self.sites[address]
+            rows = site.rows_along(gradient, self.small)
+            writers += [(site.name(place), value) for place, value in rows]
         self.edges += [CircuitEdge(writer, name, value) for writer, value in writers]
-
-    def _rows(self, site: Site, gradient: Tensor) -> Iterator[tuple[str, float]]:
-        """The rows of a site that add or take more than ``small`` along a gradient."""
-        added = site.added(gradient)
-        for place in map(tuple, (added.abs() > self.small).nonzero().tolist()):
-            name = site.name(place)
-            self.rows[name] = site, place
-            yield name, float(added[place])
 
     def _open(self, site: Site, gradient: Tensor) -> None:
         """The nodes of a site, whose readers are all known, and what writes to them."""
-        look = _look(self.run, site)
-        for name, value in [*self._rows(site, gradient)]:
+        look, sites = _look(self.run, site), [*self.sites]
+        for place, value in site.rows_along(gradient, self.small):
+            name, position = site.name(place), site.position(place)
             if not self.keeps(name, value):
                 continue
-            _, place = self.rows[name]
             text = _text(self.run, site, place)
             if site.kind in TABLES:
-                self._add(name, site.kind, text, value)
+                self._add(name, site.kind, text, position, value)
                 continue
             slope = gradient.reshape(site.numbers.shape)[place]
-            self._read(self.run.edges(name, [*self.sites], slope), name, site.kind, text)
+            self._read(self.run.edges(name, sites, slope), site.kind, text, position)
             direction = look and look.direction(place, site.numbers[place], slope)
             if look is None or direction is None:
                 continue
             scores = site.name(place, look.address)
             if self.keeps(scores, inner(direction, look.scores[place])):
                 text = _looks_at(self.run, site, place[1], look.pattern[place])
-                causes = self.run.edges(scores, [*self.sites], direction)
-                self._read(causes, scores, "scores", text, name)
-
-    def members(self) -> set[Row]:
-        """The nodes that a run may hold."""
-        rows = (self.rows[name] for name in self.nodes if name in self.rows)
-        return {row for row in rows if row[0].kind not in TABLES}
+                self._read(self.run.edges(scores, sites, direction), "scores", text, position, name)
 
 
 def _text(run: ModuleTrace, site: Site, place: Places) -> str:
@@ -405,8 +392,7 @@ def _text(run: ModuleTrace, site: Site, place: Places) -> str:
     if site.kind == "expert":
         chosen = f"{site.address.removesuffix('hidden')}chosen[{at},{place[1]}]"
         places[-1] = int(run[chosen])
-    of_source = site.address.startswith(("encoder.", "source_"))
-    words = run.source_words if of_source and run.source_words else run.words
+    words = _words(run, site.address.startswith(("encoder.", "source_")))
     word = str(at) if site.kind == "bias" else f"{at}:{words[at]}"
     between = () if site.kind in TABLES else ("at",)
     return " ".join([site.kind, *map(str, places[::-1]), *between, word])
@@ -415,8 +401,7 @@ def _text(run: ModuleTrace, site: Site, place: Places) -> str:
 def _looks_at(run: ModuleTrace, site: Site, at: int, pattern: Tensor) -> str:
     """The key that a head weighs most, and what its place is to the query's."""
     key, of_self = int(pattern.argmax()), site.kind == "head"
-    of_source = not of_self or site.address.startswith("encoder.")
-    words = run.source_words if of_source and run.source_words else run.words
+    words = _words(run, not of_self or site.address.startswith("encoder."))
     text = f"looks at {key}:{words[key]}, {float(pattern[key]):.2f}"
     if of_self and key == at - 1:
         return f"{text}: the previous token"
@@ -424,12 +409,16 @@ def _looks_at(run: ModuleTrace, site: Site, at: int, pattern: Tensor) -> str:
     return f"{text}: induction" if is_induction else text
 
 
+def _words(run: ModuleTrace, of_source: bool) -> list[str]:
+    return (run.source_words if of_source else None) or run.words
+
+
 # ------------------------------------------------------------------------------------ faithfulness
 
 
 class _Held:
     """Runs of a model in which the rows of sites are held, but for a circuit's: at what they are in
-    another pass, or at their mean over the tokens."""
+    another pass, or at their mean over the tokens. ``names`` are the addresses of all rows."""
 
     def __init__(
         self,
@@ -438,7 +427,9 @@ class _Held:
         another: ModuleTrace | None,
         report: Callable[[], None],
     ) -> None:
-        self.question, self.fill, self.report = question, dict[Site, Tensor](), report
+        self.question, self.report = question, report
+        self.names = [site.name(place) for site in sites for place in np.ndindex(site.nodes)]
+        self.fill = dict[Site, Tensor]()
         for site in sites:
             x = site.numbers
             if another is None:
@@ -452,40 +443,35 @@ class _Held:
             )
             self.fill[site] = replacement.reshape(x.shape)
 
-    def answer(self, circuit: Set[Row]) -> float:
+    def answer(self, circuit: Container[str]) -> float:
         """The answer by a circuit alone."""
         self.report()
-        run = self.question.run
-        edits = {site.address: self._edit(site, circuit) for site in self.fill}
+        run, is_inside = self.question.run, torch.tensor([name in circuit for name in self.names])
+        masks = torch.split(is_inside, [math.prod(site.nodes) for site in self.fill])
+        pairs = zip(self.fill, masks, strict=True)
+        edits = {site.address: partial(self._hold, site, mask) for site, mask in pairs}
         if isinstance(run, Trace):
-            hooks = {path: lambda _, x, f=edit: f(x) for path, edit in edits.items()}
             inputs = (run.model, run.tokenizer, run.tokens, run.source)
-            return self.question.number(Trace(*inputs, hooks))
+            return self.question.number(Trace(*inputs, edits))
         return self.question.number(run.edit(edits))
 
-    def _edit(self, site: Site, circuit: Set[Row]) -> Callable[[Tensor], Tensor]:
-        outside = torch.ones(site.nodes, dtype=torch.bool)
-        for _, place in (row for row in circuit if row[0] == site):
-            outside[place] = False
-
-        def edit(x: Tensor) -> Tensor:
-            rows, fill = x.reshape(site.numbers.shape), self.fill[site].to(x)
-            mask = outside.to(x.device).reshape(*site.nodes, *[1] * (rows.ndim - site.rows))
-            return torch.where(mask, fill, rows).reshape(x.shape)
-
-        return edit
+    def _hold(self, site: Site, mask: Tensor, *value: Any) -> Tensor:
+        """A value, which a tape passes behind its path, where the rows outside of a mask are held."""
+        x: Tensor = value[-1]
+        rows = x.reshape(site.numbers.shape)
+        mask = mask.reshape(*site.nodes, *[1] * (rows.ndim - site.rows))
+        return torch.where(mask.to(x.device), rows, self.fill[site].to(x)).reshape(x.shape)
 
 
 def _prune(runs: _Held, flow: _Flow, bound: float) -> set[str]:
     """The addresses of the nodes without which the circuit's answer changes by more than a bound; the
     smallest are tried first."""
-    members, names = flow.members(), set(flow.nodes)
-    total = runs.answer(members)
-    for node in sorted(flow.nodes.values(), key=lambda node: abs(node.value)):
-        row = flow.rows.get(node.address)
-        if row in members and abs(runs.answer(members - {row}) - total) < bound:
-            members -= {row}
-            names -= {x.address for x in flow.nodes.values() if node.address in (x.address, x.head)}
+    names, nodes = set(flow.nodes), flow.nodes.values()
+    total = runs.answer(names)
+    for node in sorted(nodes, key=lambda node: abs(node.value)):
+        without = names - {x.address for x in nodes if node.address in (x.address, x.head)}
+        if node.address in runs.names and abs(runs.answer(without) - total) < bound:
+            names = without
     return names
 
 
@@ -553,49 +539,31 @@ def circuit(
 
         question = ask(model, tokenizer, text, sources[0], (answer, instead), position)
         another = None if is_mean else record(model, tokenizer, other, sources[1])
-        return _circuit(question, another, least, greedy, neurons, (draws, seed), report)
-
-
-def _circuit(
-    question: Question,
-    another: ModuleTrace | None,
-    least: float,
-    greedy: bool,
-    neurons: bool,
-    random: tuple[int, int],
-    report: Callable[[], None],
-) -> Circuit:
-    """The circuit of a question; what is outside is held at ``another`` pass, ``random`` are the draws
-    and their seed."""
-    run = question.run
-    sites = _sites(run, neurons)
-    components = [site for site in sites if site.kind not in TABLES]
-    total, slopes = run.slopes(
-        question.target, [site.address for site in components], question.less
-    )
-    need(total != 0, "The two logits are the same, so nothing decides between them.")
-    bound = least * abs(total)
-    flow = _Flow(question, sites, lambda _, value: abs(value) >= bound, SMALL * bound, report)
-    runs = _Held(question, components, another, report)
-    if greedy:
-        names = _prune(runs, flow, bound)
-        flow = _Flow(question, sites, lambda name, _: name in names, SMALL * bound, report)
-    members = flow.members()
-    every = {(site, place) for site in components for place in np.ndindex(site.nodes)}
-    pool = [  # what the answer depends on at all
-        (site, tuple(place))
-        for site in components
-        if site.address in slopes
-        for place in slopes[site.address].reshape(*site.nodes, -1).any(-1).nonzero().tolist()
-    ]
-    draws, seed = random
-    draw = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(len(pool), generator=draw).tolist() for _ in range(draws)]
-    drawn = [runs.answer({pool[at] for at in order[: len(members)]}) for order in orders]
-    circuits: Sequence[Set[Row]] = (every, members, every - members, set())
-    answers: Any = map(runs.answer, circuits)
-    held_at = "their mean" if another is None else "the corrupted text's values"
+        run, sites = question.run, _sites(question.run, neurons)
+        components = [site for site in sites if site.kind not in TABLES]
+        addresses = [site.address for site in components]
+        total, slopes = run.slopes(question.target, addresses, question.less)
+        need(total != 0, "The two logits are the same, so nothing decides between them.")
+        bound = least * abs(total)
+        flow = _Flow(question, sites, lambda _, value: abs(value) >= bound, SMALL * bound, report)
+        runs = _Held(question, components, another, report)
+        if greedy:
+            names = _prune(runs, flow, bound)
+            flow = _Flow(question, sites, lambda name, _: name in names, SMALL * bound, report)
+        every = set(runs.names)
+        members = every & flow.nodes.keys()
+        pool = [  # what the answer depends on at all
+            site.name(place)
+            for site in components
+            if site.address in slopes
+            for place in slopes[site.address].reshape(*site.nodes, -1).any(-1).nonzero().tolist()
+        ]
+        draw = torch.Generator().manual_seed(seed)
+        orders = [torch.randperm(len(pool), generator=draw).tolist() for _ in range(draws)]
+        drawn = [runs.answer({pool[at] for at in order[: len(members)]}) for order in orders]
+        answers = map(runs.answer, (every, members, every - members, ()))
+        held_at = "their mean" if another is None else "the corrupted text's values"
+        faithfulness = Faithfulness(len(members), held_at, drawn, *answers)
     edges = [edge for edge in flow.edges if edge.writer in flow.nodes]
-    faithfulness = Faithfulness(len(members), held_at, drawn, *answers)
     words = run.words, run.source_words or []
     return Circuit(question.answer, *words, [*flow.nodes.values()], edges, least, faithfulness)

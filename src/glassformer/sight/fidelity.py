@@ -83,19 +83,14 @@ class Feature:
     ablated: float
     random_ablated: float
 
-    def to_dict(self) -> JsonObject:
-        return {**vars(self), "neuron": self.neuron.to_dict()}
-
     def lines(self) -> list[str]:
         words = "  ".join(f"{word} {value:+.3f}" for word, value in self.logits)
+        most = f"a random direction at most {self.random_logit:.3f}."
         return [
             f"{self.neuron.name}: active at {self.neuron.above_zero:.2%} of {self.neuron.read:,} tokens.",
             f"Set to 0 there, the loss of the next token changes by {self.ablated:+.4f}; without a random "
             f"direction as long by {self.random_ablated:+.4f}.",
-            *(
-                [f"Logits: {words}; a random direction at most {self.random_logit:.3f}."]
-                * bool(words)
-            ),
+            *([f"Logits: {words}; {most}"] if words else []),
             *self.neuron.table(),
         ]
 
@@ -201,32 +196,23 @@ def feature(
         model, tokenizer, texts, [name], top=top, limit=limit, context=context, progress=progress
     )
     direction = dictionary.W_dec[number]
-    draw = torch.randn(len(direction), generator=torch.Generator().manual_seed(seed)).to(direction)
-    random = draw * (direction.norm() / draw.norm())
+    random = streams.random_direction(direction, seed)
     logits, random_logit = _logits(model, tokenizer, direction, random, top)
-    fires, values = list[Tensor](), list[Tensor]()
-
-    def see(tape: Tape, is_token: Tensor) -> None:
-        fires.append((tape[ACTIVE][:, :-1, number] > 0)[is_token[:, 1:]])
-
-    def keep(path: str, x: Tensor) -> Tensor:
-        values[:] = [x[..., number, None]]
-        return x
-
-    def off(path: str, x: Tensor) -> Tensor:
-        return x.index_fill(-1, torch.tensor([number], device=x.device), 0.0)
-
+    values = list[Tensor]()  # (B, T) of each pass
+    is_other = torch.arange(dictionary.width, device=direction.device) != number
     with inference(model):
-        plain = _losses(model, rows, {}, see)
-        active = torch.cat(fires)
-        ablated, random_ablated = (
-            (_losses(model, rows, edits) - plain)[active].sum().item() / max(1, int(active.sum()))
-            for edits in (
-                {ACTIVE: off},
-                {ACTIVE: keep, ERROR: lambda path, x: x - values[0] * random},
-            )
+        plain = _losses(
+            model, rows, {}, lambda tape, _: values.append(tape[ACTIVE][..., number].clone())
         )
-    return Feature(neuron, logits, random_logit, ablated, random_ablated)
+        pairs = zip(values, rows, strict=True)
+        active = torch.cat([value[:, :-1][pos[:, 1:] >= 0] > 0 for value, (_, pos) in pairs])
+        passes = iter(values)
+        variants: tuple[TapeEdits, ...] = (
+            {ACTIVE: lambda path, x: x * is_other},
+            {ERROR: lambda path, x: x - next(passes)[..., None] * random},
+        )
+        changes = [(_losses(model, rows, edits) - plain)[active].sum().item() for edits in variants]
+    return Feature(neuron, logits, random_logit, *(x / max(1, int(active.sum())) for x in changes))
 
 
 def randomised(dictionary: Any, seed: int) -> Any:

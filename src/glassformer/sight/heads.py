@@ -23,7 +23,7 @@ drawn tokens, C model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,13 +78,7 @@ class HeadScores(Shown):
     def sorted(self, name: str) -> HeadScores:
         """The highest in one score first; those without it last. UserError for a name that is
         none."""
-        need(name in SCORES, f'There is no score "{name}"; give one of {", ".join(SCORES)}.')
-
-        def score(head: HeadReport) -> float:
-            value = head.scores.get(name)
-            return -math.inf if value is None else value
-
-        return replace(self, heads=sorted(self.heads, key=score, reverse=True))
+        return replace(self, heads=highest(self.heads, name))
 
     def first(self, count: int) -> HeadScores:
         """Only the first ``count``."""
@@ -109,7 +103,7 @@ class HeadScores(Shown):
             scores = [
                 [by_place.get((path, head), {}).get(name) for head in numbers] for path in paths
             ]
-            words = [list(map(_short, row)) for row in scores]
+            words = [list(map(short, row)) for row in scores]
             span = (0.0, 1.0) if name not in ("entropy", "norm") else None
             yield Heat(name, np.array(scores, dtype=float), paths, named, words, span=span)
         table = TableFigure("", *self.records())
@@ -145,7 +139,7 @@ class HeadScores(Shown):
             (
                 head.path,
                 str(head.head),
-                *(_short(head.scores.get(name)) for name in names),
+                *(short(head.scores.get(name)) for name in names),
                 ", ".join(head.labels),
             )
             for head in self.heads
@@ -154,7 +148,18 @@ class HeadScores(Shown):
         return TableFigure("", heading, rows, (0, len(names) + 2))
 
 
-def _short(score: float | None) -> str:
+def highest(heads: Iterable[HeadReport], name: str) -> list[HeadReport]:
+    """The highest in one score first; those without it last. UserError for a name that is none."""
+    need(name in SCORES, f'There is no score "{name}"; give one of {", ".join(SCORES)}.')
+
+    def score(head: HeadReport) -> float:
+        value = head.scores.get(name)
+        return -math.inf if value is None else value
+
+    return sorted(heads, key=score, reverse=True)
+
+
+def short(score: float | None) -> str:
     return "-" if score is None else f"{score:.3f}"
 
 

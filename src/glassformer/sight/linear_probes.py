@@ -20,19 +20,17 @@ from torch import Tensor
 
 from ..core.config import Decoder
 from ..core.errors import UserError, install_extra, need
-from ..core.files import JsonObject
 from ..core.nn import Model, Tape
 from . import streams
 from .axes import headed, keyed
 from .figures.charts import Chart, Prose
 from .figures.progress_bar import Progress, Report
-from .figures.shown import Records, Shown, read_saved
+from .figures.shown import Records, Saved
 from .looking import look, matching, must_match, token_ids
 from .looking import paths as all_paths
 from .reading import Edits
 from .tuned_lens import fingerprint
 
-FORMAT = "glassformer probe 1"
 TOKENS = 1 << 12  # of a pass
 HELD_OUT = 4  # every fourth text of a label measures the fit
 ROUNDING = 1e-12  # of a mean: numbers that differ by less are one number
@@ -40,7 +38,7 @@ KINDS = ("mean", "direction")  # tensors of each address
 
 
 @dataclass(frozen=True, repr=False)
-class Probe(Shown):
+class Probe(Saved):
     """Linear probes of the labels of texts, one at each address, and their directions.
 
     Attributes:
@@ -64,6 +62,10 @@ class Probe(Shown):
         >>> probe.save("probe.safetensors")
         >>> print(glassformer.Probe.load("probe.safetensors").best)
     """
+
+    noun = "probe"
+    command = "probe MODEL DATA --out FILE.safetensors"
+    not_json = ("tensors_of", "name")
 
     addresses: list[str]
     labels: list[str]
@@ -152,27 +154,13 @@ class Probe(Shown):
             for kind, tensor in pair.items()
         }
 
-    def to_dict(self) -> JsonObject:
-        """All but the tensors and the file's name, as JSON holds it."""
-        return {name: x for name, x in vars(self).items() if name not in ("tensors_of", "name")}
-
-    def facts(self) -> Mapping[str, Any]:
-        """Metadata that ``load`` reads."""
-        return {"format": FORMAT, **self.to_dict()}
-
     @classmethod
-    def load(cls, path: str | Path) -> Probe:
-        """The one in a file; UserError where it holds none."""
-        command = "probe MODEL DATA --out FILE.safetensors"
-        file, facts = read_saved(path, FORMAT, "probe", command)
-        try:
-            tensors = {
-                address: {kind: file.take(f"{address}:{kind}") for kind in KINDS}
-                for address in facts["addresses"]
-            }
-            return cls(**facts, tensors_of=tensors, name=str(path))
-        except (LookupError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is damaged ({error}); fit the probe again.") from None
+    def _of(cls, path: str | Path, file: Any, facts: dict[str, Any]) -> Probe:
+        tensors = {
+            address: {kind: file.take(f"{address}:{kind}") for kind in KINDS}
+            for address in facts["addresses"]
+        }
+        return cls(**facts, tensors_of=tensors, name=str(path))
 
 
 def probe(

@@ -291,6 +291,13 @@ def needs_head(model: Model, instead: str) -> Any:
     return model.head
 
 
+def random_direction(direction: Tensor, seed: int) -> Tensor:
+    """A random direction of the same length, to compare a direction with."""
+    draw = torch.randn(direction.shape, generator=torch.Generator().manual_seed(seed))
+    length: Tensor = direction.norm().cpu() / draw.norm()
+    return (draw * length).to(direction.device)
+
+
 def fp64(x: Tensor) -> Tensor:
     """``x`` in fp64, on the CPU where its device has none."""
     return (x.cpu() if x.device.type == "mps" else x).double()

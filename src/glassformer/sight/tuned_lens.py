@@ -14,7 +14,7 @@ D depths, T tokens, C model dim, V vocabulary.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -25,16 +25,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.config import serial
-from ..core.errors import UserError, need
-from ..core.files import JsonObject
+from ..core.errors import need
 from ..core.nn import Model, lora
 from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Curves, Prose
 from .figures.progress_bar import Progress
-from .figures.shown import Records, Shown, read_saved
+from .figures.shown import Records, Saved
 
-FORMAT = "glassformer tuned lens 1"
 NUMBERS = 1 << 23  # logits made at a time
 HELD_OUT = 10  # every tenth text is kept to measure with,
 MOST_HELD = 1 << 13  # until these are so many tokens
@@ -45,7 +43,7 @@ Report = Callable[[int, float], None]  # steps done, the mean KL of the last
 
 
 @dataclass(frozen=True, repr=False)
-class TunedLens(Shown):
+class TunedLens(Saved):
     """Translators of every depth but the last, which is the model itself.
 
     Attributes:
@@ -66,6 +64,10 @@ class TunedLens(Shown):
         >>> lens.save("lens.safetensors")
         >>> print(glassformer.TunedLens.load("lens.safetensors").after)
     """
+
+    noun = "tuned lens"
+    command = "lens --fit"
+    not_json = ("weight", "bias")
 
     weight: Tensor
     bias: Tensor
@@ -100,10 +102,6 @@ class TunedLens(Shown):
         )
         return f"{fitted}; mean KL of the depths on texts held out {first:.4f} -> {last:.4f} nats."
 
-    def to_dict(self) -> JsonObject:
-        """All but the translators, as JSON holds it."""
-        return {name: x for name, x in vars(self).items() if name not in ("weight", "bias")}
-
     @property
     def title(self) -> str:
         return "Tuned lens"
@@ -123,23 +121,12 @@ class TunedLens(Shown):
     def tensors(self) -> dict[str, Any]:
         return {"weight": self.weight.numpy(), "bias": self.bias.numpy()}
 
-    def facts(self) -> Mapping[str, Any]:
-        """Metadata that ``load`` reads."""
-        return {"format": FORMAT, **self.to_dict()}
-
     @classmethod
-    def load(cls, path: str | Path) -> TunedLens:
-        """The one in a file; UserError where it holds none."""
-        weights, facts = read_saved(path, FORMAT, "tuned lens", "lens --fit")
-        try:
-            lens = cls(weights.take("weight"), weights.take("bias"), **facts)
-            D, C = lens.bias.shape
-        except (LookupError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is damaged ({error}); fit the tuned lens again.") from None
-        need(
-            lens.weight.shape == (D, C, C),
-            f"{path} is damaged: its tensors do not fit together; fit it again.",
-        )
+    def _of(cls, path: str | Path, file: Any, facts: dict[str, Any]) -> TunedLens:
+        lens = cls(*map(file.take, cls.not_json), **facts)
+        D, C = lens.bias.shape
+        if lens.weight.shape != (D, C, C):
+            raise ValueError("its tensors do not fit together")
         return lens
 
 

@@ -218,17 +218,14 @@ class Page:
         traced = self.runs[run]
         edits, source = (traced.read_args[name] for name in ("edits", "source"))
         need(not edits, "A circuit is of the model as it is; take the edits out.")
-        if fields.corrupted_source and source is not None:
-            source = source, fields.corrupted_source
-        words = ("answer", "instead", "corrupted")
-        options = fields.model_dump(exclude={*words, "corrupted_source"})
-        options |= {name: getattr(fields, name) or None for name in words}
-        options |= {"source": source, "position": _position(traced, fields.position)}
+        options = {name: value for name, value in fields if value != ""}
+        other = options.pop("corrupted_source", None)
+        options["source"] = (source, other) if other and source is not None else source
+        options["position"] = _position(traced, fields.position)
+        options["progress"] = lambda *_: check()
         with traced.loaded.acquire(check):
-            model, tokenizer = traced.loaded.model, traced.trace.tokenizer
-            options["progress"] = lambda *_: check()
-            answer: JsonObject = circuit(model, tokenizer, traced.text, **options).to_dict()
-            return answer
+            args = traced.loaded.model, traced.trace.tokenizer, traced.text
+            return circuit(*args, **options).to_dict()
 
     def _read_again(
         self,

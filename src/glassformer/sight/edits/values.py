@@ -20,6 +20,7 @@ from ..axes import keyed, of_source
 from ..linear_probes import Probe
 from ..looking import look
 from ..reading import Reading
+from ..streams import random_direction
 from .base import (
     Change,
     Edit,
@@ -121,10 +122,7 @@ class steer(Edit):
     def _seeded(self, reading: Reading, path: str) -> Tensor:
         """The direction, or the random one of its length."""
         direction = self._direction(reading, path)
-        if self.random is None:
-            return direction
-        draw = torch.randn(direction.shape, generator=torch.Generator().manual_seed(self.random))
-        return draw * (_length(direction) / _length(draw))
+        return direction if self.random is None else random_direction(direction, self.random)
 
     def _of_probe(self, reading: Reading, path: str, probe: Probe, kind: str) -> Tensor:
         """Numbers of a probe in the sides of a token: (1, C), or (H, 1, D) of a value with heads."""
@@ -163,7 +161,7 @@ class project_out(steer):
         direction, mean = self._seeded(reading, path), torch.zeros(())
         if isinstance(self.vector, Probe):
             mean = self._of_probe(reading, path, self.vector, "mean")
-        unit = direction / _length(direction)
+        unit: Tensor = direction / direction.norm()
         axes = (-3, -1) if unit.ndim == 3 else (-1,)
 
         def removed(path: str, x: Tensor, place: Place, chosen: Tensor | None) -> Tensor:
@@ -266,10 +264,6 @@ class patch(Edit):
         column = torch.full((max(columns, default=0) + 1,), -1)
         column[columns] = torch.tensor(donors, dtype=torch.long) % size
         return column
-
-
-def _length(vector: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(vector)  # type: ignore[no-any-return]
 
 
 def _taken(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
@@ -119,21 +119,44 @@ class Shown(ABC):
         return target
 
 
-def read_saved(path: str | Path, form: str, noun: str, command: str) -> tuple[Any, dict[str, Any]]:
-    """The tensors and facts of a saved .safetensors; UserError where it is none of this format."""
-    from safetensors import safe_open
+class Saved(Shown):
+    """A result that its file of tensors holds whole: ``load`` is ``save`` backwards."""
 
-    tensors = open_file(Path(path))
-    with safe_open(str(path), "pt") as file:
-        metadata = file.metadata() or {}
-    need(
-        metadata.pop("format", None) == json.dumps(form),
-        f"{path} is no {noun}; make one: glassformer {command}.",
-    )
-    try:
-        return tensors, {name: json.loads(value) for name, value in metadata.items()}
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); make the {noun} again.") from None
+    noun: ClassVar[str]  # what it is called, and by which command it is made
+    command: ClassVar[str]
+    not_json: ClassVar[tuple[str, ...]]  # fields: tensors, and the name of the file
+
+    def to_dict(self) -> JsonObject:
+        """All but the tensors, as JSON holds it."""
+        return {name: x for name, x in vars(self).items() if name not in self.not_json}
+
+    def facts(self) -> Mapping[str, Any]:
+        """Metadata that ``load`` reads."""
+        return {"format": f"glassformer {self.noun} 1", **self.to_dict()}
+
+    @classmethod
+    @abstractmethod
+    def _of(cls, path: str | Path, file: Any, facts: dict[str, Any]) -> Self:
+        """The result of a file of tensors and of these facts."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The one in a file; UserError where it holds none."""
+        from safetensors import safe_open
+
+        file = open_file(Path(path))
+        with safe_open(str(path), "pt") as opened:
+            metadata = opened.metadata() or {}
+        need(
+            metadata.pop("format", None) == json.dumps(f"glassformer {cls.noun} 1"),
+            f"{path} is no {cls.noun}; make one: glassformer {cls.command}.",
+        )
+        try:
+            facts = {name: json.loads(value) for name, value in metadata.items()}
+            return cls._of(path, file, facts)
+        except (LookupError, ValueError, TypeError) as error:
+            message = f"{path} is damaged ({error}); make the {cls.noun} again."
+            raise UserError(message) from None
 
 
 def fragment(result: Shown, most: int = MOST - 100_000) -> str:

@@ -89,21 +89,16 @@ class Features(Objective):
             rows = [torch.randn(self.width, size, generator=draw).to(x) for size in sizes[1:]]
             decoder = torch.nn.functional.normalize(rows[1])
             encoder = torch.nn.functional.normalize(rows[0]) if self.target else decoder
-            tensors = {
-                "W_enc": encoder.T.contiguous(),
-                "b_enc": x.new_zeros(self.width),
-                "W_dec": decoder,
-                "b_dec": y.mean(0),
-            }
-            if self.target:
-                tensors["b_enc"] = -x.mean(0) @ tensors["W_enc"]
-            name = "this dictionary"
+            W_enc = encoder.T.contiguous()
+            b_enc = -x.mean(0) @ W_enc if self.target else x.new_zeros(self.width)
+            tensors = {"W_enc": W_enc, "b_enc": b_enc, "W_dec": decoder, "b_dec": y.mean(0)}
             places = self.activation, self.address, self.target, self.active, not self.target
+            dictionary = Dictionary(tensors, *places, "this dictionary")
             if self.activation == "jumprelu":
-                pre = Dictionary({**tensors}, *places).pre(x)
-                least = pre.topk(self.active + 1).values[:, -1].mean().clamp(min=1e-6)
-                tensors["threshold"] = least.expand(self.width).clone()
-        attach(model, Dictionary(tensors, *places, name))
+                pre = dictionary.pre(x).topk(self.active + 1).values[:, -1]
+                least = pre.mean().clamp(min=1e-6).expand(self.width).clone()
+                dictionary.threshold = torch.nn.Parameter(least)
+        attach(model, dictionary)
 
     def _values(self, model: Any, batch: Batch) -> list[Tensor]:
         """Values that are read (N, C) and values to be written (N, O) at the batch's tokens, in fp32."""

@@ -26,7 +26,7 @@ class LabelHead(TracedModule):
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
         self.norm = norm(cfg.norm, dim)
         self.drop = dropout_module(cfg.dropout)
-        self.proj = linear(dim, cfg.labels, bias=True) if cfg.labels else None
+        self.proj = linear(dim, cfg.labels, cfg.bias) if cfg.labels else None
 
     def transformed(self, x: Tensor) -> Tensor:
         """x (..., C) through the dense layer, its activation and norm, where there is one."""
@@ -56,26 +56,37 @@ class Pool(LabelHead):
     def __init__(self, cfg: config.Pool, dim: int) -> None:
         super().__init__(cfg, dim)
         self.mode, self.normalize = cfg.mode, cfg.normalize
+        self.eos, self.pad = cfg.eos, cfg.pad
         self.query = linear(dim, 1, bias=False) if cfg.mode == "attention" else None
 
     @uncompiled  # how many documents there are is not known before
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
         """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then
         of columns."""
-        x = flow.look(self, "vector", self.gather(hidden, flow.pos.expand(hidden.shape[:2])))
+        pos = flow.pos.expand(hidden.shape[:2])
+        x = flow.look(self, "vector", self.gather(hidden, pos, flow.tokens))
         x = self.transformed(x)
         return flow.look(
             self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.normalize else x)
         )
 
-    def gather(self, hidden: Tensor, pos: Tensor) -> Tensor:
-        """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none."""
+    def gather(self, hidden: Tensor, pos: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none.
+
+        ``tokens`` (B, T) say which is the last where an id does; a text without one ends where it ends.
+        """
         token_index = (pos.flatten() >= 0).nonzero()[:, 0]
         first = document_starts(pos).flatten()[token_index]
 
         if self.mode in ("first", "last"):
             boundary = first if self.mode == "first" else torch.cat((first[1:], first.new_ones(1)))
-            return hidden.flatten(0, 1)[token_index[boundary]]
+            index = boundary.nonzero()[:, 0]
+            if tokens is not None and (self.eos, self.pad) != (None, None):
+                ids, which = tokens.flatten()[token_index], first.cumsum(0) - 1
+                fits = ids != self.pad if self.eos is None else ids == self.eos
+                places = fits.nonzero()[:, 0]
+                index = index.scatter_reduce(0, which[fits], places, "amax", include_self=False)
+            return hidden.flatten(0, 1)[token_index[index]]
         states, which = hidden.flatten(0, 1)[token_index], first.cumsum(0) - 1
         count = torch.bincount(which)
         if self.mode == "max":

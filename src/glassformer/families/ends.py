@@ -99,6 +99,8 @@ def write_ends(raw: Settings, model: Any, names: tuple[str, ...]) -> Settings:
     raw["architectures"] = fitting[-1:]
     if not kind:
         return {**raw, "tie_word_embeddings": False}
+    # of a pair, a tokenizer's follows, where there is one; theirs shifts texts by it
+    raw |= {"pad_token_id": 1} if model.has_source and "pad_token_id" not in raw else {}
     ids = {f"{name}_token_id": getattr(model.pool, name, None) for name in ("eos", "pad")}
     return {**raw, **write_labels(model), **{word: id for word, id in ids.items() if id is not None}}
 

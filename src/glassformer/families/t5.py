@@ -21,6 +21,7 @@ from ..core.config.model import (
 )
 from ..core.config.position import NoPosition, RelativeBias
 from ..core.errors import need
+from .ends import TOKENS
 from .keys import (
     ACTIVATIONS,
     MOST_BLOCKS,
@@ -110,7 +111,7 @@ def ends(prefix: str, scales: bool) -> Section:
         head = Head(tied=tied, scale=model.dim**-0.5 if scaled else 1.0)
         decoder = replace(stacks(model)["decoder"], depth=depth)
         model = START.decode(raw, replace(model, decoder=decoder, head=head))
-        return alone(model) if raw.architecture(WHOLE).endswith(ENCODER) else model
+        return alone(model) if raw.architecture(WHOLE).endswith((ENCODER, TOKENS)) else model
 
     def encode(model: Model) -> Settings:
         sides = stacks(model)

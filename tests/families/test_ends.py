@@ -22,7 +22,12 @@ DECODERS, MORE, ENCODERS = (
     json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
     for name in ("decoders", "more_decoders", "encoders")
 )
-KIND_WORDS = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING", "MULTIPLE_CHOICE")
+KIND_WORDS = (
+    "SEQUENCE_CLASSIFICATION",
+    "TOKEN_CLASSIFICATION",
+    "QUESTION_ANSWERING",
+    "MULTIPLE_CHOICE",
+)
 MAPPINGS = [
     getattr(transformers.models.auto.modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
     for kind in KIND_WORDS
@@ -30,7 +35,12 @@ MAPPINGS = [
 RECIPES = {recipe.model_type: recipe for recipe in recipes.all() if recipe.read_config}
 TYPES = {(name, name.replace("-", "_")) for name in RECIPES}
 CLASSES = sorted(
-    {(name, table[key]) for table in MAPPINGS for name, other in TYPES for key in {name, other} & {*table}}
+    {
+        (name, table[key])
+        for table in MAPPINGS
+        for name, other in TYPES
+        for key in {name, other} & {*table}
+    }
 )
 # which read no such class, and why
 REFUSED = {
@@ -42,7 +52,11 @@ BODIES = [
     for name, kind in CLASSES
     if not issubclass(type(RECIPES[name].words.template), config.Encoder)
 ]
-QUICK = {"LlamaForSequenceClassification", "GPT2ForTokenClassification", "Qwen3ForQuestionAnswering"}
+QUICK = {
+    "LlamaForSequenceClassification",
+    "GPT2ForTokenClassification",
+    "Qwen3ForQuestionAnswering",
+}
 QUICK |= {"BartForSequenceClassification", "T5ForTokenClassification", "MBartForQuestionAnswering"}
 EOS, PAD = 2, 1
 
@@ -59,7 +73,9 @@ def sizes_of(family):
         return {**KINDS["UMT5"], "vocab_size": VOCAB, "decoder_start_token_id": 0}
     sizes = {"vocab_size": VOCAB} if family.endswith("T5") else SIZES
     # logits of LED of a few units, as the others' are
-    return {**sizes, **KINDS[family], "init_std": 0.15} if family == "LED" else sizes | KINDS[family]
+    return (
+        {**sizes, **KINDS[family], "init_std": 0.15} if family == "LED" else sizes | KINDS[family]
+    )
 
 
 def reference_of(name, kind, **changes):

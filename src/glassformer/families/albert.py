@@ -9,18 +9,13 @@ from ..core.config.model import Encoder, embed_dim
 from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
 from .bert import TRUNK
-from .encoder_pages import (
-    embeddings,
-    ends,
-)
+from .encoder_pages import embeddings, ends
 from .keys import ConfigWords, Section, key, only, revise
 from .mechanisms import LoopedStack
 from .names import Table, rules
 from .recipe import ConfigReader, page
 
-ENDS = ends(
-    "Albert", "albert.pooler", dropout="classifier_dropout_prob", usual=0.1, pretrained=True
-)
+ENDS = ends("albert.pooler", dropout="classifier_dropout_prob", usual=0.1, pretrained=True)
 STACK: Any = LoopedStack(**vars(TRUNK.encoder))
 
 

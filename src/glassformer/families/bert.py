@@ -13,24 +13,15 @@ from ..core.config.layers import Embed
 from ..core.config.model import Encoder
 from ..core.config.pool import Pool
 from . import encoder_pages
-from .encoder_pages import (
-    CHOICE,
-    LABELS,
-    OLDER_NORMS,
-    encoder,
-    ends,
-    head_of,
-    moved,
-    tied_head,
-    trunk,
-)
+from .encoder_pages import OLDER_NORMS, encoder, ends, moved, tied_head, trunk
+from .ends import CHOICE, LABELS, head_of
 from .keys import ConfigWords, Section, key, keys, only
 from .names import Table
 from .recipe import MISSING, ConfigReader, page
 
 NEXT_SENTENCE = "NextSentencePrediction"
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
-ENDS = ends("Bert", _POOLER, pretrained=True)
+ENDS = ends(_POOLER, pretrained=True)
 
 
 def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:

@@ -18,18 +18,8 @@ from . import encoder_pages
 from .bert import SHARED
 from .decoder_pages import QKV
 from .disentangled import DisentangledAttention, RelativeEmbedding
-from .encoder_pages import (
-    CHOICE,
-    LABELS,
-    LAYER,
-    OURS,
-    encoder,
-    head_of,
-    moved,
-    read_heads,
-    trunk,
-    write_heads,
-)
+from .encoder_pages import LAYER, OURS, encoder, moved, read_heads, trunk
+from .ends import CHOICE, LABELS, head_of, write_dropout
 from .keys import MOST_POSITIONS, ConfigWords, Key, Section, key, only, revise
 from .names import Table, rules
 from .recipe import ConfigReader, Recipe, Settings, page
@@ -93,9 +83,9 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     return read_heads(raw, model, POOLED.parse(raw), None, dropout)
 
 
-def write_ends(model: Encoder, family: str) -> Settings:
+def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has."""
-    raw = write_heads(model, family, "cls_dropout")
+    raw = write_dropout(model, "cls_dropout")
     if model.pool is not None:
         raw["pooler_hidden_act"] = POOLED.write(model.pool.transform or "gelu")
     return raw
@@ -183,15 +173,15 @@ def table(model: Encoder) -> Table:
     return encoder_pages.table(model, "deberta", _WORDS, trunk_rules, pool, _UNREAD, newer)
 
 
-def recipe(name: str, family: str, key_bias: bool) -> Recipe:
+def recipe(name: str, key_bias: bool) -> Recipe:
     """The recipe of a version."""
     attention = DisentangledAttention(1, bias=True, out_bias=True, key_bias=key_bias)
     position: Any = RelativeEmbedding()
     shape = encoder(attention, position=position)
-    ends = Section(read_ends, partial(write_ends, family=family))
+    ends = Section(read_ends, write_ends)
     words = ConfigWords(shape, (*KEYS, Section(read_layers, write_layers), ends))
     return page(name, words=words, weights=table)
 
 
-DEBERTA = recipe("deberta", "Deberta", key_bias=False)
-DEBERTA_V2 = recipe("deberta-v2", "DebertaV2", key_bias=True)
+DEBERTA = recipe("deberta", key_bias=False)
+DEBERTA_V2 = recipe("deberta-v2", key_bias=True)

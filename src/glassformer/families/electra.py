@@ -8,12 +8,13 @@ from dataclasses import replace
 from ..core.config import Encoder, TokenHead, embed_dim
 from ..core.config.pool import Pool
 from .bert import KEYS, TRUNK
-from .encoder_pages import CHOICE, PRETRAINING, ends, head_of, label_layers, moved, trunk
+from .encoder_pages import ends, moved, trunk
+from .ends import CHOICE, PRETRAINING, head_of, label_layers
 from .keys import ACTIVATIONS, ConfigWords, Section
 from .names import Table, rules
 from .recipe import ConfigReader, Settings, page
 
-ENDS = ends("Electra", act="gelu", words="gelu")
+ENDS = ends(act="gelu", words="gelu")
 SUMMARY = "sequence_summary.summary"
 
 
@@ -40,10 +41,9 @@ def read_choice(raw: ConfigReader) -> Pool:
 
 def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has, and of its embeddings' width."""
-    raw, head = {"embedding_size": embed_dim(model)}, model.token_head
-    if head is not None and head.transform is not None:
-        return {"architectures": [f"ElectraFor{PRETRAINING}"], **raw}
-    return {**ENDS.encode(model), **raw}
+    raw, head = {"embedding_size": embed_dim(model), **ENDS.encode(model)}, model.token_head
+    asks = head is not None and head.transform is not None
+    return {**raw, "architectures": [f"ElectraFor{PRETRAINING}"]} if asks else raw
 
 
 WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, write_ends)))

@@ -27,16 +27,16 @@ from .ends import (
     MASKED,
     PRETRAINING,
     TOKENS,
-    head_name,
     head_of,
     label_layers,
     read_labels,
     read_token_head,
-    write_labels,
+    write_dropout,
 )
 from .keys import Section
 from .names import NameRule, Names, Pairs, Table, rules
 from .recipe import ConfigReader, Settings
+
 
 def encoder(
     attention: Mixer = Attention(1, bias=True),
@@ -92,19 +92,6 @@ def read_heads(
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def write_heads(model: Encoder, family: str, dropout: str = "classifier_dropout") -> Settings:
-    """Settings of the head that a model has, or of a bare model's pooler."""
-    head = head_name(model)
-    raw: Settings = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
-    if head == MASKED and model.head is not None:
-        raw["tie_word_embeddings"] = model.head.tied
-    elif head:
-        raw |= write_labels(model, dropout)
-    elif model.pool is None:
-        raw["add_pooling_layer"] = False
-    return raw
-
-
 def read_pooler(raw: ConfigReader, model: Encoder, name: str, usual: bool = True) -> Encoder:
     """A bare model with its pooler, the layer ``name``, where its files hold one; ``usual``: where they
     do not say."""
@@ -117,7 +104,6 @@ def read_pooler(raw: ConfigReader, model: Encoder, name: str, usual: bool = True
 
 
 def ends(
-    family: str,
     pooler: str = "",
     act: Activation = "tanh",
     words: Activation | None = None,
@@ -141,11 +127,10 @@ def ends(
         return read_pooler(raw, model, pooler) if pooler else model
 
     def encode(model: Encoder) -> Settings:
-        raw = write_heads(model, family, dropout)
-        if pretrained and model.head is not None and model.pool is not None:
-            raw["architectures"] = [f"{family}For{PRETRAINING}"]
-            raw |= {} if usual is None else {dropout: model.pool.dropout}
-        return raw
+        both = (
+            pretrained and usual is not None and model.head is not None and model.pool is not None
+        )
+        return {dropout: model.pool.dropout} if both else write_dropout(model, dropout)
 
     return Section(decode, encode)
 

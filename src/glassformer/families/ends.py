@@ -63,7 +63,9 @@ def read_ends(raw: ConfigReader, model: Any, eos: int | None, headless: bool) ->
         )
     if kind == LABELS:
         pad = raw.value("pad_token_id", None)
-        return replace(model, head=None, pool=Pool("last", None, read_labels(raw), bias=False, pad=pad))
+        return replace(
+            model, head=None, pool=Pool("last", None, read_labels(raw), bias=False, pad=pad)
+        )
     if kind in (TOKENS, ANSWERS):
         return replace(model, head=None, token_head=read_token_head(raw, dropout))
     head = raw.holds("lm_head.weight") or raw.holds("embed_out.weight")
@@ -78,31 +80,41 @@ def head_name(model: Any) -> str:
     """The head that a model has, as architectures are named; empty for a bare one."""
     if model.token_head is not None:
         return ANSWERS if model.token_head.span else TOKENS
+    labels = LABELS if model.pool is not None and model.pool.labels else ""
     if model.head is not None:
-        return MASKED
-    return LABELS if model.pool is not None and model.pool.labels else ""
+        return PRETRAINING if labels else MASKED
+    return labels
 
 
-def write_labels(model: Any, dropout: str = "classifier_dropout") -> Settings:
-    """Settings of the labels, of the text or of each token, and of the ``dropout`` before them."""
+def write_dropout(model: Any, word: str = "classifier_dropout") -> Settings:
+    """The ``word`` of the dropout before labels, of the text or of each token."""
     head = model.token_head or model.pool
-    labels = {str(i): f"LABEL_{i}" for i in range(head.labels)}
-    return {dropout: head.dropout, "id2label": labels}
+    return {word: head.dropout} if head_name(model) in ENDS else {}
 
 
 def write_ends(raw: Settings, model: Any, names: tuple[str, ...]) -> Settings:
-    """Settings of a decoder or a pair without its head over tokens, ``raw`` those of one with it;
-    ``names`` are the family's architectures. UserError where none is of this end."""
-    kind = head_name(model)
+    """Settings of the ends of a model, ``raw`` the others; ``names`` are its family's architectures.
+
+    Raises UserError where none is of this end.
+    """
+    kind, head, added = head_name(model), model.token_head or model.pool, Settings()
     fitting = [name for name in names if name.endswith(f"For{kind}" if kind else "Model")]
-    need(bool(fitting), f"Its family has no class For{kind or 'vectors'}")
-    raw["architectures"] = fitting[-1:]
-    if not kind:
-        return {**raw, "tie_word_embeddings": False}
+    need(bool(fitting), f"Its family has no class For{kind}.")
+    if kind in ENDS:
+        added["id2label"] = {str(i): f"LABEL_{i}" for i in range(head.labels)}
+    elif model.head is not None:
+        added["tie_word_embeddings"] = model.head.tied
+    elif head is None:
+        added |= {"add_pooling_layer": False, "tie_word_embeddings": False}
+    return {"architectures": fitting[-1:], **added, **raw}
+
+
+def write_tokens(model: Any) -> Settings:
+    """Settings of the tokens that say where a text of a decoder or pair ends."""
     # of a pair, a tokenizer's follows, where there is one; theirs shifts texts by it
-    raw |= {"pad_token_id": 1} if model.has_source and "pad_token_id" not in raw else {}
+    raw: Settings = {"pad_token_id": 1} if model.has_source else {}
     ids = {f"{name}_token_id": getattr(model.pool, name, None) for name in ("eos", "pad")}
-    return {**raw, **write_labels(model), **{word: id for word, id in ids.items() if id is not None}}
+    return raw | {word: id for word, id in ids.items() if id is not None}
 
 
 # ------------------------------------------------------------------------------------ weight names

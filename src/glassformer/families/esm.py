@@ -59,7 +59,7 @@ WORDS = ConfigWords(
         ),
         Key("", "context", roberta.read_length),
         Section(read_layers, write_layers),
-        roberta.with_head("Esm", "esm"),
+        roberta.with_head("esm"),
         without="hidden_act type_vocab_size max_position_embeddings",
     ),
 )

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..core.config.layers import GatedMLP, Head, RMSNorm
 from ..core.config.model import Attention, Encoder
-from ..core.config.pool import TokenHead
+from ..core.config.pool import Pool, TokenHead
 from ..core.config.position import Rotary
 from ..core.errors import need
 from . import decoder_pages
 from .decoder_pages import ATTENTION, GATED, NORMS, words, write_rope_table
-from .encoder_pages import MASKED, TOKENS, encoder, head_name, head_of, read_labels, write_labels
+from .encoder_pages import encoder
+from .ends import LABELS, MASKED, TOKENS, head_of, read_labels
 from .keys import Section, only
 from .recipe import ConfigReader, Settings, page
 
 NORM = RMSNorm()
+
+
+# whether the dense layer reads a mean, or is read by it
+POOLINGS: Any = {"bos": ("first", False), "mean": ("mean", False), "late": ("mean", True)}
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
@@ -24,21 +30,22 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     if head == MASKED:
         bias, tied = raw.flag("mlp_bias", False), raw.flag("tie_word_embeddings", False)
         return replace(model, head=Head(tied=tied, bias=bias))
+    if head == LABELS:
+        mode, late = raw.choice("classifier_pooling", POOLINGS, "late")
+        return replace(model, pool=Pool(mode, "gelu", read_labels(raw), late=late))
     return replace(model, token_head=TokenHead(read_labels(raw))) if head == TOKENS else model
 
 
 def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has, and of its positions."""
-    need(model.pool is None, "The eurobert layout holds no pool; keep it beside the model.")
-    head = head_name(model)
-    raw = {
-        "architectures": [f"EuroBertFor{head}" if head else "EuroBertModel"],
+    pool = model.pool
+    need(pool is None or pool.labels > 0, "The eurobert layout holds no pool of vectors.")
+    mode = (pool.mode, pool.late) if pool else ("mean", True)
+    return {
         "pad_token_id": None,  # a tokenizer's follows, where there is one
+        "classifier_pooling": next((word for word in POOLINGS if POOLINGS[word] == mode), None),
         **write_rope_table(model),
     }
-    if model.token_head is not None:
-        return {**raw, "id2label": write_labels(model)["id2label"]}
-    return raw if model.head is None else {**raw, "tie_word_embeddings": model.head.tied}
 
 
 WORDS = words(
@@ -63,7 +70,8 @@ EUROBERT = page(
         GATED,
         NORMS,
         side="encoder",
-        outside={"token_head.proj": "classifier"},
+        outside={f"{head}.proj": "classifier" for head in ("pool", "token_head")}
+        | {"pool.transform": "dense"},
         ignore=(),
     ),
 )

@@ -11,11 +11,8 @@ from ..core.config.model import Attention, Block, Encoder
 from ..core.config.position import Rotary
 from . import decoder_pages
 from .decoder_pages import QKV, M, blocks_of, slides, stack, words
-from .encoder_pages import (
-    encoder,
-    read_heads,
-    write_heads,
-)
+from .encoder_pages import encoder, read_heads
+from .ends import write_dropout
 from .keys import MOST_POSITIONS, Key, Section, key, only
 from .mechanisms import FirstBlock
 from .names import Table
@@ -84,7 +81,7 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
 def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has."""
     head: Any = model.head or model.token_head or model.pool
-    raw = write_heads(model, "ModernBert")
+    raw = write_dropout(model)
     if head is None:
         return raw
     mean = model.pool is not None and model.pool.mode == "mean"

@@ -30,7 +30,7 @@ WORDS = ConfigWords(
             partial(roberta.read_length, start=START),
             lambda length: length + START,
         ),
-        roberta.with_head("MPNet", "mpnet"),
+        roberta.with_head("mpnet"),
         Section(encode=lambda model: {"pad_token_id": START - 1}),
         without="type_vocab_size",
     ),

@@ -11,13 +11,8 @@ from ..core.config.position import Rotary
 from . import encoder_pages
 from .bert import SHARED
 from .decoder_pages import QKV, rotary, write_rope_table
-from .encoder_pages import (
-    OURS,
-    encoder,
-    ends,
-    head_name,
-    read_pooler,
-)
+from .encoder_pages import OURS, encoder, ends, read_pooler
+from .ends import head_name
 from .keys import ConfigWords, Section, key, only, revise
 from .names import Table, rules
 from .recipe import ConfigReader, Settings, page
@@ -58,7 +53,7 @@ OLDER = {
 
 
 TEMPLATE = encoder(Attention(1), GatedMLP(1), LayerNorm(), Rotary(), embed=Embed(64, segments=2))
-ENDS = ends("NomicBert")
+ENDS = ends()
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:

@@ -17,7 +17,15 @@ from .config_reader import MISSING as MISSING
 from .config_reader import ConfigReader as ConfigReader
 from .config_reader import Held as Held
 from .config_reader import Settings as Settings
-from .ends import ENDS, head_name, name_ends, read_ends, write_ends
+from .ends import (
+    ENDS,
+    head_name,
+    name_ends,
+    read_ends,
+    write_dropout,
+    write_ends,
+    write_tokens,
+)
 from .names import Table
 
 
@@ -122,11 +130,17 @@ class Recipe:
 
     def _encode(self, model: Any) -> Settings:
         assert self.words is not None
+        words = self.words
+        if self._is_encoder:
+            return write_ends(words.encode(model), model, self.architectures)
         alone = isinstance(model, config.Encoder)
-        if self._is_encoder or model.head is not None or (alone and model.token_head is None):
-            return self.words.encode(model)
-        head = None if alone else self.words.template.head
-        raw = self.words.encode(replace(model, head=head, pool=None, token_head=None))
+        if model.head is not None or (alone and model.token_head is None):
+            return words.encode(model)
+        head = None if alone else words.template.head
+        raw = words.encode(replace(model, head=head, pool=None, token_head=None))
+        for word in ("architectures", "tie_word_embeddings"):
+            raw.pop(word, None)
+        raw |= write_dropout(model) | write_tokens(model)
         return write_ends(raw, model, self.architectures)
 
     def read(self, raw: ConfigReader) -> config.Model:

@@ -56,7 +56,7 @@ class Pool(LabelHead):
     def __init__(self, cfg: config.Pool, dim: int) -> None:
         super().__init__(cfg, dim)
         self.mode, self.normalize = cfg.mode, cfg.normalize
-        self.eos, self.pad = cfg.eos, cfg.pad
+        self.late, self.eos, self.pad = cfg.late, cfg.eos, cfg.pad
         self.query = linear(dim, 1, bias=False) if cfg.mode == "attention" else None
 
     @uncompiled  # how many documents there are is not known before
@@ -64,8 +64,9 @@ class Pool(LabelHead):
         """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then
         of columns."""
         pos = flow.pos.expand(hidden.shape[:2])
+        hidden = self.transformed(hidden) if self.late else hidden
         x = flow.look(self, "vector", self.gather(hidden, pos, flow.tokens))
-        x = self.transformed(x)
+        x = x if self.late else self.transformed(x)
         return flow.look(
             self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.normalize else x)
         )
@@ -106,18 +107,6 @@ class Pool(LabelHead):
             shares = shares / shares.new_zeros(len(count)).index_add(0, which, shares)[which]
             return total.index_add(0, which, shares[:, None].to(states.dtype) * states)
         return total.index_add_(0, which, states) / count[:, None].to(total.dtype)
-
-    def shares(self, hidden: Tensor) -> Tensor:
-        """The weight of each number of one document's ``hidden`` (T, C) in its vector, (T, C)."""
-        if self.query is not None:
-            return (hidden @ self.query.weight.T.to(hidden.dtype)).softmax(0).expand_as(hidden)
-        if self.mode == "mean":
-            return torch.full_like(hidden, 1 / len(hidden))
-        shares = torch.zeros_like(hidden)
-        if self.mode == "max":
-            return shares.scatter_(0, hidden.argmax(0)[None], 1.0)
-        shares[0 if self.mode == "first" else -1] = 1.0
-        return shares
 
 
 @builds(config.TokenHead)

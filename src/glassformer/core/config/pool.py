@@ -26,6 +26,7 @@ class Pool:
     sigmoid: bool = False  # labels do not exclude each other: each has a probability of its own
     transform_bias: bool = True  # the dense layer adds a bias (ModernBERT: no)
     norm: Norm | None = None  # after the dense layer (ModernBERT); none: no norm
+    late: bool = False  # the dense layer reads each token, before they become one (EuroBERT)
     bias: bool = True  # the labels' layer adds a bias (a decoder's score: no)
     # the "last" token is the last of these (BART's </s>); none: of any
     eos: NonNegativeInt | None = None

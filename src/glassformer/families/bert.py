@@ -15,7 +15,7 @@ from ..core.config.pool import Pool
 from . import encoder_pages
 from .encoder_pages import OLDER_NORMS, encoder, ends, moved, tied_head, trunk
 from .ends import CHOICE, LABELS, head_of
-from .keys import ConfigWords, Section, key, keys, only
+from .keys import ConfigWords, Section, key, keys
 from .names import Table
 from .recipe import MISSING, ConfigReader, page
 
@@ -36,27 +36,15 @@ def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
     return replace(model, pool=Pool("first", "tanh", 2))
 
 
-SHARED = (
-    only(
-        is_decoder=(False, "a BERT here sees both sides of every token"),
-        add_cross_attention=(False, "an encoder alone has nothing to look across at"),
-    ),
-    *keys(
-        "hidden_size num_hidden_layers num_attention_heads intermediate_size",
-        max_position_embeddings=512,
-        type_vocab_size=2,
-        vocab_size=MISSING,
-        hidden_act="gelu",
-        layer_norm_eps=1e-12,
-        dropout=key("hidden_dropout_prob attention_probs_dropout_prob", 0.1, "dropout"),
-        initializer_range=0.02,
-    ),
-)
-KEYS = (
-    only(
-        position_embedding_type=("absolute", "positions of a BERT here are a table"),
-    ),
-    *SHARED,
+KEYS = keys(
+    "hidden_size num_hidden_layers num_attention_heads intermediate_size",
+    max_position_embeddings=512,
+    type_vocab_size=2,
+    vocab_size=MISSING,
+    hidden_act="gelu",
+    layer_norm_eps=1e-12,
+    dropout=key("hidden_dropout_prob attention_probs_dropout_prob", 0.1, "dropout"),
+    initializer_range=0.02,
 )
 
 

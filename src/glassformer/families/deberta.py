@@ -15,12 +15,12 @@ from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from ..core.errors import need
 from . import encoder_pages
-from .bert import SHARED
+from .bert import KEYS as BERT_KEYS
 from .decoder_pages import QKV
 from .disentangled import DisentangledAttention, RelativeEmbedding
 from .encoder_pages import LAYER, OURS, encoder, moved, read_heads, trunk
 from .ends import CHOICE, LABELS, head_of, write_dropout
-from .keys import MOST_POSITIONS, ConfigWords, Key, Section, key, only, revise
+from .keys import MOST_POSITIONS, ConfigWords, Key, Section, key, revise
 from .names import Table, rules
 from .recipe import ConfigReader, Recipe, Settings, page
 
@@ -114,13 +114,7 @@ def write_layers(model: Encoder) -> Settings:
 
 POOLED = key("pooler_hidden_act", "gelu", "act")
 KEYS = revise(
-    SHARED,
-    only(
-        relative_attention=(True, "a DeBERTa here reads distances"),
-        conv_kernel_size=(0, "no convolution stands beside the first block here"),
-        talking_head=(False, "heads here do not mix their scores"),
-        pooler_dropout=(0, "labels here drop what they read once"),
-    ),
+    BERT_KEYS,
     Key("type_vocab_size", "embed.segments", lambda raw: raw.value("type_vocab_size", 0)),
     without="max_position_embeddings",
     max_position_embeddings=(512, "context"),

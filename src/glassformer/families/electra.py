@@ -33,8 +33,6 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
 
 def read_choice(raw: ConfigReader) -> Pool:
     """The score of a choice, from the first token's vector."""
-    raw.only("summary_type", "first", "a choice is scored by its first token")
-    raw.only("summary_use_proj", True, "a choice is scored behind a layer")
     act = raw.choice("summary_activation", ACTIVATIONS, "gelu")
     return Pool("first", act, 1, raw.number("summary_last_dropout", 0.1, most=0.99))
 

@@ -27,6 +27,7 @@ from .ends import (
     MASKED,
     PRETRAINING,
     TOKENS,
+    head_name,
     head_of,
     label_layers,
     read_labels,
@@ -126,11 +127,10 @@ def ends(
         model = read_heads(raw, model, act, words, share)
         return read_pooler(raw, model, pooler) if pooler else model
 
-    def encode(model: Encoder) -> Settings:
-        both = (
-            pretrained and usual is not None and model.head is not None and model.pool is not None
-        )
-        return {dropout: model.pool.dropout} if both else write_dropout(model, dropout)
+    def encode(model: Any) -> Settings:
+        if head_name(model) == PRETRAINING and usual is not None:
+            return {dropout: model.pool.dropout}
+        return write_dropout(model, dropout)
 
     return Section(decode, encode)
 

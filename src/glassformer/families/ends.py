@@ -16,12 +16,13 @@ from ..core.config.model import Decoder
 from ..core.config.pool import Pool, TokenHead
 from ..core.errors import need
 from .config_reader import ConfigReader, Settings
-from .names import Names, Table, rules, under
+from .names import Names, Table, rules
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
 TOKENS, ANSWERS = "TokenClassification", "QuestionAnswering"
 PRETRAINING = "PreTraining"
 ENDS = (LABELS, TOKENS, ANSWERS)
+HEADS = ("lm_head.weight", "embed_out.weight")  # over tokens, of a decoder's files
 
 
 def head_of(raw: ConfigReader) -> str:
@@ -52,25 +53,20 @@ def read_ends(raw: ConfigReader, model: Any, eos: int | None, headless: bool) ->
     ``eos`` ends a text where the file does not say; ``headless``: the files of a bare model may
     hold no head.
     """
-    kind, pair = head_of(raw), model.has_source
-    is_decoder = isinstance(model, Decoder)
+    kind, pair, is_decoder = head_of(raw), model.has_source, isinstance(model, Decoder)
     usual = raw.number("hidden_dropout", 0.1, most=0.99) if is_decoder else 0.0
     dropout = raw.number("classifier_dropout", usual, most=0.99)
-    if kind == LABELS and pair:
-        eos = raw.value("eos_token_id", eos)
-        return replace(
-            model, head=None, pool=Pool("last", "tanh", read_labels(raw), dropout, eos=eos)
-        )
+    ends: Settings = {}
     if kind == LABELS:
-        pad = raw.value("pad_token_id", None)
-        return replace(
-            model, head=None, pool=Pool("last", None, read_labels(raw), bias=False, pad=pad)
-        )
-    if kind in (TOKENS, ANSWERS):
-        return replace(model, head=None, token_head=read_token_head(raw, dropout))
-    head = raw.holds("lm_head.weight") or raw.holds("embed_out.weight")
-    bare = headless and is_decoder and not (model.head.tied or head)
-    return replace(model, head=None) if bare else model
+        word, act = ("eos", "tanh") if pair else ("pad", None)
+        ids = {word: raw.value(f"{word}_token_id", eos)}
+        share = dropout if pair else 0.0  # a score has none
+        ends["pool"] = Pool("last", act, read_labels(raw), share, bias=pair, **ids)
+    elif kind in ENDS:
+        ends["token_head"] = read_token_head(raw, dropout)
+    elif not (headless and is_decoder) or model.head.tied or any(map(raw.holds, HEADS)):
+        return model
+    return replace(model, head=None, **ends)
 
 
 # --------------------------------------------------------------------------------- config.json, out
@@ -105,28 +101,27 @@ def write_ends(raw: Settings, model: Any, names: tuple[str, ...]) -> Settings:
     elif model.head is not None:
         added["tie_word_embeddings"] = model.head.tied
     elif head is None:
-        added |= {"add_pooling_layer": False, "tie_word_embeddings": False}
-    return {"architectures": fitting[-1:], **added, **raw}
-
-
-def write_tokens(model: Any) -> Settings:
-    """Settings of the tokens that say where a text of a decoder or pair ends."""
-    # of a pair, a tokenizer's follows, where there is one; theirs shifts texts by it
-    raw: Settings = {"pad_token_id": 1} if model.has_source else {}
-    ids = {f"{name}_token_id": getattr(model.pool, name, None) for name in ("eos", "pad")}
-    return raw | {word: id for word, id in ids.items() if id is not None}
+        word = "tie_word_embeddings" if isinstance(model, Decoder) else "add_pooling_layer"
+        added[word] = False
+    if model.has_source:  # a tokenizer's follows, where there is one; theirs shifts texts by it
+        raw.setdefault("pad_token_id", 1)
+    for word in ("eos", "pad"):
+        if (id := getattr(model.pool, word, None)) is not None:
+            added[f"{word}_token_id"] = id
+    return {"architectures": fitting[-1:], **raw, **added}
 
 
 # ------------------------------------------------------------------------------------ weight names
+
+
+PAIR = {"pool.transform": "classification_head.dense", "pool.proj": "classification_head.out_proj"}
 
 
 def name_ends(table: Table, model: Any, root: str | None) -> Table:
     """The table with the names of the ends of a decoder or a pair, all else below ``root`` where the
     class of such a model has another than the family's."""
     generic = "score" if table.prefix == "model." else "classifier"
-    pool = {"pool.proj": "score"}
-    if model.has_source:
-        pool = under("classification_head", {"transform": "dense", "proj": "out_proj"}, "pool.")
+    pool = PAIR if model.has_source else {"pool.proj": "score"}
     ends = rules(label_layers(model, pool, generic))
     if root is None:
         return replace(table, rules=(*table.rules, *ends))
@@ -138,7 +133,7 @@ def name_ends(table: Table, model: Any, root: str | None) -> Table:
         table,
         rules=(*(replace(rule, file_name=below(rule.file_name)) for rule in table.rules), *ends),
         ignore=tuple(map(below, table.ignore)),
-        copies=tuple((below(copy), below(original)) for copy, original in table.copies),
+        copies=tuple(tuple(map(below, names)) for names in table.copies),
         prefix=root,
     )
 

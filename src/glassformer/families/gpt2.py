@@ -16,7 +16,7 @@ from ..core.config import (
 from ..core.errors import need
 from . import decoder_pages
 from .decoder_pages import GPT2_LAYERS, QKV, first_block
-from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
+from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys
 from .names import Names, Table
 from .recipe import ConfigReader, Settings, page
 
@@ -68,10 +68,6 @@ def fixed_act(act: Activation, layout: str) -> Section:
     return Section(encode=encode)
 
 
-ATTENTION = only(
-    scale_attn_weights=(True, "attention here always divides by the root of the head's width"),
-    add_cross_attention=(False, "a decoder alone has nothing to look across at"),
-)
 _BIASES = "attention.bias feedforward.bias norm.bias last_norm.bias"
 
 
@@ -83,10 +79,6 @@ def _write_bias(model: Model) -> Settings:
 SHAPE = decoder_pages.decoder(*GPT2_LAYERS, Learned(64))
 WORDS = words(
     replace(SHAPE, init=Init()),
-    ATTENTION,
-    only(
-        scale_attn_by_inverse_layer_idx=(False, "no attention here scales by its layer"),
-    ),
     Key("", _BIASES, lambda raw: raw.flag("bias", True)),
     Section(encode=_write_bias),
     dropouts="resid_pdrop attn_pdrop embd_pdrop",

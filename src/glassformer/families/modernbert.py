@@ -13,7 +13,7 @@ from . import decoder_pages
 from .decoder_pages import QKV, M, blocks_of, slides, stack, words
 from .encoder_pages import encoder, read_heads
 from .ends import write_dropout
-from .keys import MOST_POSITIONS, Key, Section, key, only
+from .keys import MOST_POSITIONS, Key, Section, key
 from .mechanisms import FirstBlock
 from .names import Table
 from .recipe import ConfigReader, Settings, page
@@ -96,10 +96,6 @@ def write_ends(model: Encoder) -> Settings:
 
 WORDS = words(
     encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", last_norm=NORM),
-    only(
-        sparse_prediction=(False, "logits here are of all tokens"),
-        rope_scaling=(None, "blocks of two kinds turn by rope_parameters"),
-    ),
     Key("", "position", lambda raw: _positions(raw)[1]),
     Section(read_ends, write_ends),
     rope=Section(read_windows, write_windows),

@@ -24,7 +24,6 @@ from .ends import (
     read_ends,
     write_dropout,
     write_ends,
-    write_tokens,
 )
 from .names import Table
 
@@ -57,10 +56,11 @@ class Recipe:
 
     ``words`` are its config.json both ways; ``read_config`` and ``write_config`` say it where
     they do not. ``family`` is what its classes are called in transformers, which end in a Model
-    and in these ``heads``; none: in CausalLM. ``eos`` ends a text where the file does
-    not say; ``roots`` are the prefixes of classes, by their heads, that are not the table's. ``layout`` gives the config whose parameters the
-    published files hold, where that is not the model's own (a GPT-2 without biases is published
-    with biases of zero). ``bare`` are the architectures whose files leave the table's prefix
+    and in these ``heads``; none: in CausalLM. ``eos`` ends a text where the file does not say;
+    ``roots`` are the prefixes of classes, by their heads, that are not the table's. ``refused``
+    are words of the config.json that must be as here, and why. ``layout`` gives the config whose
+    parameters the published files hold, where that is not the model's own (a GPT-2 without biases
+    is published with biases of zero). ``bare`` are the architectures whose files leave the table's prefix
     away. ``fixed`` are words of the config.json that a tokenizer does not change, though they
     name a token (RoBERTa's padding). ``checkpoint`` is a small published model, where that is not
     the one whose ``tokenizer`` is named. ``make`` makes a size of its words, where these are not its
@@ -86,6 +86,7 @@ class Recipe:
     heads: tuple[str, ...] = ()
     eos: int | None = None
     roots: Mapping[str, str] = field(default_factory=Settings)
+    refused: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
         derived: Settings = {}
@@ -123,6 +124,10 @@ class Recipe:
 
     def _decode(self, raw: ConfigReader) -> config.Model:
         assert self.words is not None
+        for path, terms in self.refused.items():
+            name, _, word = path.rpartition(".")
+            if table := raw.inside(name) if name else raw:
+                table.only(word, *terms)
         model = self.words.decode(raw)
         if self._is_encoder:
             return model
@@ -130,18 +135,16 @@ class Recipe:
 
     def _encode(self, model: Any) -> Settings:
         assert self.words is not None
-        words = self.words
-        if self._is_encoder:
-            return write_ends(words.encode(model), model, self.architectures)
-        alone = isinstance(model, config.Encoder)
-        if model.head is not None or (alone and model.token_head is None):
-            return words.encode(model)
-        head = None if alone else words.template.head
-        raw = words.encode(replace(model, head=head, pool=None, token_head=None))
-        for word in ("architectures", "tie_word_embeddings"):
-            raw.pop(word, None)
-        raw |= write_dropout(model) | write_tokens(model)
-        return write_ends(raw, model, self.architectures)
+        bare, added = model, Settings()
+        if not self._is_encoder:
+            if model.head is not None:
+                return self.words.encode(model)
+            head = None if isinstance(model, config.Encoder) else self.words.template.head
+            bare, added = (
+                replace(model, head=head, pool=None, token_head=None),
+                write_dropout(model),
+            )
+        return write_ends(self.words.encode(bare) | added, model, self.architectures)
 
     def read(self, raw: ConfigReader) -> config.Model:
         """The config of a config.json and of the files beside it."""
@@ -152,9 +155,8 @@ class Recipe:
         """The names of this model's weights."""
         table = self.weights if isinstance(self.weights, Table) else self.weights(model)
         kind = head_name(model)
-        if self._is_encoder or kind not in ENDS:
-            return table
-        return name_ends(table, model, self.roots.get(kind))
+        ends = kind in ENDS and not self._is_encoder
+        return name_ends(table, model, self.roots.get(kind)) if ends else table
 
     def names(self, model: config.Model) -> tuple[Table, config.Model]:
         """The names of this model's weights, and the config whose parameters the files hold."""

@@ -74,7 +74,7 @@ def table(model: Encoder) -> Table:
         *rules({**NAMES, "head.proj": PROJ, **label_layers(model, labels)}),
     )
     unused = weight_and_bias(*NAMES.values(), PROJ, "pre_classifier", "classifier")
-    tied = model.head is not None and model.head.tied
+    tied = getattr(model.head, "tied", False)
     copies = ((f"{PROJ}.weight", TABLE),) if tied else ()
     return Table(
         all_rules,

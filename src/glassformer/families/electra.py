@@ -39,8 +39,8 @@ def read_choice(raw: ConfigReader) -> Pool:
 
 def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has, and of its embeddings' width."""
-    raw, head = {"embedding_size": embed_dim(model), **ENDS.encode(model)}, model.token_head
-    asks = head is not None and head.transform is not None
+    raw = {"embedding_size": embed_dim(model), **ENDS.encode(model)}
+    asks = getattr(model.token_head, "transform", None)
     return {**raw, "architectures": [f"ElectraFor{PRETRAINING}"]} if asks else raw
 
 
@@ -62,8 +62,7 @@ LABEL_LAYERS = {"pool.transform": "classifier.dense", "pool.proj": "classifier.o
 
 def table(model: Encoder) -> Table:
     """The names of the weights; what labels are called depends on what each token is asked."""
-    head = model.token_head
-    discriminates = head is not None and head.transform is not None
+    discriminates = getattr(model.token_head, "transform", None)
     labels = DISCRIMINATOR_LAYERS if discriminates else label_layers(model, LABEL_LAYERS)
     return Table(
         (*trunk("electra"), *rules({**GENERATOR_LAYERS, **labels})),

@@ -192,7 +192,7 @@ def table(
     the vocabulary, whose dense layer and norm are ``transform``, ``pool`` the layers of a pool. Files
     hold a head's layers and those that are ``unread`` whatever the model has. ``untied`` is the name of the bias of a
     head with a table of its own."""
-    tied = model.head is not None and model.head.tied
+    tied = getattr(model.head, "tied", False)
     tokens = f"{family}.embeddings.word_embeddings.weight"
     proj, copy, bias = f"{words}.decoder.weight", f"{words}.decoder.bias", f"{words}.bias"
     # of an untied head, a leftover that transformers writes and never reads

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..core.config.layers import Activation
 from ..core.config.model import Decoder
 from ..core.config.pool import Pool, TokenHead
 from ..core.errors import need
@@ -58,7 +59,8 @@ def read_ends(raw: ConfigReader, model: Any, eos: int | None, headless: bool) ->
     dropout = raw.number("classifier_dropout", usual, most=0.99)
     ends: Settings = {}
     if kind == LABELS:
-        word, act = ("eos", "tanh") if pair else ("pad", None)
+        act: Activation | None = "tanh" if pair else None
+        word = "eos" if pair else "pad"
         ids = {word: raw.value(f"{word}_token_id", eos)}
         share = dropout if pair else 0.0  # a score has none
         ends["pool"] = Pool("last", act, read_labels(raw), share, bias=pair, **ids)
@@ -76,7 +78,7 @@ def head_name(model: Any) -> str:
     """The head that a model has, as architectures are named; empty for a bare one."""
     if model.token_head is not None:
         return ANSWERS if model.token_head.span else TOKENS
-    labels = LABELS if model.pool is not None and model.pool.labels else ""
+    labels = LABELS if getattr(model.pool, "labels", 0) else ""
     if model.head is not None:
         return PRETRAINING if labels else MASKED
     return labels
@@ -133,7 +135,7 @@ def name_ends(table: Table, model: Any, root: str | None) -> Table:
         table,
         rules=(*(replace(rule, file_name=below(rule.file_name)) for rule in table.rules), *ends),
         ignore=tuple(map(below, table.ignore)),
-        copies=tuple(tuple(map(below, names)) for names in table.copies),
+        copies=tuple(tuple(map(below, names)) for names in table.copies),  # type: ignore[misc]
         prefix=root,
     )
 

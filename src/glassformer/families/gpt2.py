@@ -41,16 +41,15 @@ def length(name: str = "n_positions", context: int = 1024) -> Key:
 
 
 SHARED = (
-    *keys("n_embd n_layer n_head"),
-    wide(name="n_inner"),
-    length(),
     *keys(
-        "vocab_size",
+        "n_embd n_layer n_head vocab_size",
         activation_function="gelu_new",
         layer_norm_epsilon=1e-5,
         tie_word_embeddings=True,
         initializer_range=0.02,
     ),
+    wide(name="n_inner"),
+    length(),
     key("resid_pdrop attn_pdrop embd_pdrop", 0.0, "dropout"),
 )
 # as decoders', with the words that decoders before Llama share

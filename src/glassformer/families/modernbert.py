@@ -84,7 +84,7 @@ def write_ends(model: Encoder) -> Settings:
     raw = write_dropout(model)
     if head is None:
         return raw
-    mean = model.pool is not None and model.pool.mode == "mean"
+    mean = getattr(head, "mode", "") == "mean"
     return {
         **raw,
         "classifier_activation": ACT.write(head.transform),

@@ -95,11 +95,10 @@ class Recipe:
             sizes.recipe = self
         if self.words and not self.read_config:
             derived |= {"read_config": self._decode, "write_config": self._encode}
-        if self.family and not self.architectures:
-            classes = (f"{self.family}For{head}" for head in self.heads or ("CausalLM",))
-            derived["architectures"] = (*classes, f"{self.family}Model")
         if self.family:
-            derived["bare"] = (f"{self.family}Model",)
+            classes = (f"{self.family}For{head}" for head in self.heads or ("CausalLM",))
+            bare = (f"{self.family}Model",)
+            derived |= {"architectures": (*classes, *bare), "bare": bare}
         if self.words and not self.model_type:
             derived["model_type"] = self.name
         for name, value in derived.items():
@@ -123,28 +122,25 @@ class Recipe:
         return self.words is None or isinstance(self.words.template, config.Encoder)
 
     def _decode(self, raw: ConfigReader) -> config.Model:
-        assert self.words is not None
+        words: Any = self.words
         for path, terms in self.refused.items():
             name, _, word = path.rpartition(".")
             if table := raw.inside(name) if name else raw:
                 table.only(word, *terms)
-        model = self.words.decode(raw)
-        if self._is_encoder:
-            return model
-        return read_ends(raw, model, self.eos, raw.architecture("") in self.bare)
+        model: Any = words.decode(raw)
+        headless = raw.architecture("") in self.bare
+        return model if self._is_encoder else read_ends(raw, model, self.eos, headless)  # type: ignore[no-any-return]
 
     def _encode(self, model: Any) -> Settings:
-        assert self.words is not None
+        words: Any = self.words
         bare, added = model, Settings()
         if not self._is_encoder:
             if model.head is not None:
-                return self.words.encode(model)
-            head = None if isinstance(model, config.Encoder) else self.words.template.head
-            bare, added = (
-                replace(model, head=head, pool=None, token_head=None),
-                write_dropout(model),
-            )
-        return write_ends(self.words.encode(bare) | added, model, self.architectures)
+                return words.encode(model)  # type: ignore[no-any-return]
+            head = None if isinstance(model, config.Encoder) else words.template.head
+            bare = replace(model, head=head, pool=None, token_head=None)
+            added = write_dropout(model)
+        return write_ends(words.encode(bare) | added, model, self.architectures)
 
     def read(self, raw: ConfigReader) -> config.Model:
         """The config of a config.json and of the files beside it."""

@@ -80,7 +80,7 @@ def with_ends(
     """The table of a trunk below ``name``, ``inside`` its rules, with RoBERTa's ends; how the
     weights of labels are called depends on the head."""
     pooler = f"{name}.pooler.dense"
-    labels = model.pool is not None and model.pool.labels > 0
+    labels = getattr(model.pool, "labels", 0)
     layers = {
         "pool.transform": f"{LABEL}.dense" if labels else pooler,
         "pool.proj": f"{LABEL}.out_proj",

@@ -84,7 +84,7 @@ class Pool(LabelHead):
             index = boundary.nonzero()[:, 0]
             if tokens is not None and (self.eos, self.pad) != (None, None):
                 ids, which = tokens.flatten()[token_index], first.cumsum(0) - 1
-                fits = ids != self.pad if self.eos is None else ids == self.eos
+                fits: Tensor = ids != self.pad if self.eos is None else ids == self.eos
                 places = fits.nonzero()[:, 0]
                 index = index.scatter_reduce(0, which[fits], places, "amax", include_self=False)
             return hidden.flatten(0, 1)[token_index[index]]

@@ -56,7 +56,7 @@ def table(model: Encoder) -> Table:
     """The names of the weights; how labels are called depends on the ends there are."""
     labels = "classifier" if model.head is None else _NEXT
     renamed = OLDER_NORMS
-    if model.head is None and getattr(model.pool, "labels", 0):
+    if model.head is None and getattr(model.pool, "labels", False):
         renamed = (*renamed, *moved(_NEXT, labels))
     return encoder_pages.table(
         model,

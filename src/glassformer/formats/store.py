@@ -237,6 +237,12 @@ def _published(
     if model.config.has_source and tokenizer is not None:
         ids["decoder_start_token_id"] = next(iter(target_start(tokenizer, model.config)), None)
     ids = {name: id for name, id in ids.items() if name not in recipe.fixed}
+    if (pool := model.config.pool) is not None and pool.labels and pool.mode == "last":
+        # theirs passes padding over at a text's end, where an EOS of ours is the last token
+        if ids.get("pad_token_id") in getattr(tokenizer, "ends", ()):
+            ids["pad_token_id"] = None
+        stated = {"eos_token_id": pool.eos, "pad_token_id": pool.pad}
+        ids |= {name: id for name, id in stated.items() if id is not None}
     raw = {**raw, **ids} if tokenizer is not None else {**ids, **raw}
     raw["torch_dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")
     beside = raw.pop(sentences.KEY, None)

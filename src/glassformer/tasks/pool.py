@@ -5,6 +5,8 @@ B batch, T tokens, D documents (one a row, or several packed in one), C model di
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -84,7 +86,7 @@ class Pool(LabelHead):
             index = boundary.nonzero()[:, 0]
             if tokens is not None and (self.eos, self.pad) != (None, None):
                 ids, which = tokens.flatten()[token_index], first.cumsum(0) - 1
-                fits: Tensor = ids != self.pad if self.eos is None else ids == self.eos
+                fits: Any = ids != self.pad if self.eos is None else ids == self.eos
                 places = fits.nonzero()[:, 0]
                 index = index.scatter_reduce(0, which[fits], places, "amax", include_self=False)
             return hidden.flatten(0, 1)[token_index[index]]

@@ -24,8 +24,8 @@ from ..families import sentences
 from ..fast.quantized import QuantizedWeight
 from . import adapters, tuning, weights
 from . import quantized_weights as quantized
-from .checkpoint import FINGERPRINT, FORMAT, SOURCE, Checkpoint
-from .tokenizer_forms import GENERATION, settings
+from .checkpoint import FINGERPRINT, FORMAT, SOURCE, Checkpoint, scores
+from .tokenizer_forms import GENERATION, framed_json, settings
 
 if TYPE_CHECKING:
     from ..core.tokenizer import Tokenizer
@@ -237,9 +237,10 @@ def _published(
     if model.config.has_source and tokenizer is not None:
         ids["decoder_start_token_id"] = next(iter(target_start(tokenizer, model.config)), None)
     ids = {name: id for name, id in ids.items() if name not in recipe.fixed}
-    if (pool := model.config.pool) is not None and pool.labels and pool.mode == "last":
+    ends, pool = scores(model.config), model.config.pool
+    if pool is not None and pool.labels:
         # theirs passes padding over at a text's end, where an EOS of ours is the last token
-        if ids.get("pad_token_id") in getattr(tokenizer, "ends", ()):
+        if ends and ids.get("pad_token_id") in getattr(tokenizer, "end_ids", ()):
             ids["pad_token_id"] = None
         stated = {"eos_token_id": pool.eos, "pad_token_id": pool.pad}
         ids |= {name: id for name, id in stated.items() if id is not None}
@@ -254,6 +255,7 @@ def _published(
         **tensorfiles.contents(pieces),
         **(sentences.files_of(beside, model.config.dim, model.prompts) if beside else {}),
         **({"tokenizer_config.json": settings(tokenizer, True)} if tokenizer and paired else {}),
+        **({"tokenizer.json": framed_json(tokenizer)} if tokenizer and ends else {}),
         "config.json": _json({**raw, **named}),
     }
 

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.testing import assert_close
 
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from families.test_bart import KINDS, SIZES
+from families.test_parity_encoders import bert, both_ways, equal_ends
+from folders import edit_json
 from glassformer import config
 from glassformer import families as recipes
 from glassformer.formats import store
+from mistakes import mistake
 from tiny import equal_tensors
 
 HERE = Path(__file__).parent
@@ -80,20 +84,20 @@ def sizes_of(family):
 
 def reference_of(name, kind, **changes):
     torch.manual_seed(0)
-    family = kind.partition("For")[0].removesuffix("Text")
+    family = kind.partition("For")[0].removesuffix("Text").removesuffix("Model")
     ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 0}
     labels = {} if kind.endswith("QuestionAnswering") else {"num_labels": 3}
     settings = transformers.CONFIG_MAPPING[name](**{**sizes_of(family), **ids, **labels, **changes})
     return shaken(getattr(transformers, kind)(settings))
 
 
-def texts(ends=True):
+def texts():
     """Three texts of one EOS each, the last token of it, and which columns they fill."""
     lengths = torch.tensor([24, 17, 9])[:, None]
     ids = torch.randint(3, VOCAB, (3, 24), generator=torch.Generator().manual_seed(1))
     present = torch.arange(24) < lengths
     ids = ids.masked_fill(~present, PAD)
-    return ids.scatter(1, lengths - 1, EOS) if ends else ids, present
+    return ids.scatter(1, lengths - 1, EOS), present
 
 
 def answer(reference, ids, present):
@@ -143,10 +147,118 @@ def test_both_ways(name, kind, tmp_path):
     assert recipes.plain(back.config) == recipes.plain(model.config)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Camembert", "XLMRoberta"])
+def test_ends_of_roberta_s_kin(family, tmp_path):
+    for head in (
+        "SequenceClassification",
+        "TokenClassification",
+        "QuestionAnswering",
+        "MultipleChoice",
+    ):
+        kind = f"{family}For{head}"
+        # the score of a choice is written as that of a text
+        saved = kind.replace("MultipleChoice", "SequenceClassification")
+        both_ways(bert(kind), tmp_path / head, equal_ends, saved="" if saved == kind else saved)
+
+
 def test_each_class_of_theirs_has_a_reader_or_a_reason():
     readers = {kind for recipe in RECIPES.values() for kind in recipe.architectures}
-    tested = {kind for _, kind in BODIES} | {kind for kind, _ in ENCODERS["bert"].values()}
+    kin = {kind for kind in readers if kind.startswith(("Camembert", "XLMRoberta"))}
+    tested = kin | {kind for _, kind in BODIES} | {kind for kind, _ in ENCODERS["bert"].values()}
     named = {kind for _, kind in CLASSES}
     assert len(named) > 140
     assert named - readers == REFUSED.keys()
     assert named - tested - REFUSED.keys() == set()
+
+
+def loaded(reference, folder):
+    reference.save_pretrained(folder)
+    return store.load(folder)[0]
+
+
+def test_padding_on_the_left(tmp_path):
+    reference = reference_of("llama", "LlamaForSequenceClassification")
+    model, (ids, present) = loaded(reference, tmp_path), texts()
+    ids, present = ids.flip(1), present.flip(1)
+    pos = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
+    with torch.no_grad():
+        theirs = reference(ids, attention_mask=present.long(), position_ids=pos.clamp(min=0)).logits
+        assert_close(model(ids, pos=pos).pooled, theirs, rtol=0.0, atol=TOLERANCE)
+
+
+def test_a_text_that_ends_in_the_id_of_padding(tmp_path):
+    """Theirs passes such tokens over, as where padding is EOS too."""
+    reference = reference_of("gpt2", "GPT2ForSequenceClassification", pad_token_id=EOS)
+    model, (ids, present) = loaded(reference, tmp_path), texts()
+    ids = ids.masked_fill(~present, EOS)
+    agree(model, reference, ids, present)
+    last = model(ids[:1]).hidden[:, -1]
+    assert not torch.allclose(model.pool.proj(last), model(ids[:1]).pooled, atol=0.01)
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "t5"])
+def test_labels_are_read_at_the_last_eos(name, tmp_path):
+    """An mBART's text ends in its language, from which its decoder begins as well."""
+    family = {"bart": "Bart", "mbart": "MBart", "t5": "T5"}[name]
+    reference = reference_of(name, f"{family}ForSequenceClassification")
+    model, (ids, present) = loaded(reference, tmp_path), texts()
+    lengths = present.sum(1, keepdim=True)
+    ids = ids.scatter(1, lengths - 1, 9).scatter(1, lengths - 3, EOS)
+    agree(model, reference, ids, present)
+
+
+def test_packed_texts_of_a_pair_are_as_alone(tmp_path):
+    for name, family in (("bart", "Bart"), ("mbart", "MBart")):
+        model = loaded(reference_of(name, f"{family}ForSequenceClassification"), tmp_path / name)
+        ids, present = texts()
+        rows = [row[here] for row, here in zip(ids[1:], present[1:], strict=True)]
+        pos = torch.cat([torch.arange(len(row)) for row in rows])[None]
+        documents = torch.cat([torch.full((len(row),), n) for n, row in enumerate(rows)])[None]
+        with torch.no_grad():
+            packed = model(torch.cat(rows)[None], pos=pos, document_ids=documents).pooled
+            apart = torch.cat([model(row[None]).pooled for row in rows])
+        assert_close(packed, apart, rtol=0.0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_bare_decoders(name, tmp_path):
+    """A model without a head over tokens ends in vectors, here and there."""
+    kind = {"llama": "Llama", "gpt_neox": "GPTNeoX"}[name]
+    reference = reference_of(name, f"{kind}Model")
+    model, (ids, _) = loaded(reference, tmp_path / "theirs"), texts()
+    assert model.config.head is None
+    store.save(model, tmp_path / "ours", layout="hf")
+    again = transformers.AutoModel.from_pretrained(tmp_path / "ours").eval()
+    assert type(again) is type(reference)
+    with torch.no_grad():
+        assert_close(model(ids).hidden, reference(ids)[0], rtol=0.0, atol=TOLERANCE)
+    assert equal_tensors(reference.state_dict(), again.state_dict())
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "a table of 2, where an answer starts"),
+        ({"architectures": ["LlamaForMultipleChoice"]}, "is not in the recipe book"),
+        ({"pad_token_id": "x"}, "pad"),
+    ],
+)
+def test_what_is_not_built_is_one_sentence(change, text, tmp_path):
+    head = "SequenceClassification" if "pad_token_id" in change else "QuestionAnswering"
+    reference_of("llama", f"LlamaFor{head}").save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", **change)
+    with mistake(text):
+        store.load(tmp_path)
+
+
+def test_files_of_the_first_bart_with_labels(tmp_path):
+    """As facebook/bart-large-mnli has them: a table for each side, and versions that none reads."""
+    reference = reference_of("bart", "BartForSequenceClassification")
+    reference.save_pretrained(tmp_path)
+    stored = files(tmp_path)
+    for side in ("encoder", "decoder"):
+        stored[f"model.{side}.embed_tokens.weight"] = stored["model.shared.weight"].clone()
+        stored[f"model.{side}.version"] = torch.tensor([2.0])
+    save_file(stored, tmp_path / "model.safetensors")
+    agree(store.load(tmp_path)[0], reference, *texts())

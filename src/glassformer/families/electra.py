@@ -41,7 +41,7 @@ def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has, and of its embeddings' width."""
     raw = {"embedding_size": embed_dim(model), **ENDS.encode(model)}
     asks = getattr(model.token_head, "transform", None)
-    return {**raw, "architectures": [f"ElectraFor{PRETRAINING}"]} if asks else raw
+    return {**raw, "architectures": ["ElectraForPreTraining"]} if asks else raw
 
 
 WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, write_ends)))

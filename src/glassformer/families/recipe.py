@@ -95,7 +95,7 @@ class Recipe:
             sizes.recipe = self
         if self.words and not self.read_config:
             derived |= {"read_config": self._decode, "write_config": self._encode}
-        if self.family:
+        if self.family and not self.architectures:
             classes = (f"{self.family}For{head}" for head in self.heads or ("CausalLM",))
             bare = (f"{self.family}Model",)
             derived |= {"architectures": (*classes, *bare), "bare": bare}

@@ -36,8 +36,6 @@ from .names import Table, rules, under
 from .pair_pages import one_table, start, template
 from .recipe import MISSING, ConfigReader, Settings, page
 
-ENCODER = "EncoderModel"
-
 # Their words for a feed-forward: gated or not, and its activation.
 PROJECTIONS: dict[str, tuple[bool, Activation]] = {
     **{name: (False, act) for name, act in ACTIVATIONS.items()},
@@ -105,7 +103,7 @@ def ends(scales: bool) -> Section:
         head = Head(tied=tied, scale=model.dim**-0.5 if scaled else 1.0)
         decoder = replace(stacks(model)["decoder"], depth=depth)
         model = START.decode(raw, replace(model, decoder=decoder, head=head))
-        return alone(model) if raw.architecture("").endswith((ENCODER, TOKENS)) else model
+        return alone(model) if raw.architecture("").endswith(("EncoderModel", TOKENS)) else model
 
     def encode(model: Model) -> Settings:
         sides = stacks(model)

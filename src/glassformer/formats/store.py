@@ -183,6 +183,8 @@ def contents_of(
         else:
             contents = tensorfiles.contents(tensorfiles.plain(state))
         contents = {**contents, "config.json": _json(book)}
+        if tokenizer is not None and tokenizer.frames_as_file:
+            contents["tokenizer.json"] = framed_json(tokenizer)
     two_sided = getattr(model.config, "source_embed", None) is not None
     if source_tokenizer is None and tokenizer is not None and two_sided:
         source_tokenizer = tokenizer.source_tokenizer

@@ -29,7 +29,6 @@ from ..fast import quantized
 from ..fast.rounding import nearest, searched
 from . import gguf_configs as recipe
 from . import tuning, weights
-from .checkpoint import scores
 from .gguf_fields import fields_of
 from .gguf_file import read_gguf
 from .gguf_tokenizer import from_fields
@@ -190,7 +189,7 @@ def save(
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
     need(
-        model.config.head is not None and not scores(model.config),
+        model.config.head is not None and model.config.pool is None,
         "GGUF files here hold models that continue a text, and this one ends in labels or vectors; "
         "give --layout hf.",
     )

@@ -9,18 +9,13 @@ from ..core.config.model import Encoder, embed_dim
 from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
 from .bert import TRUNK
-from .encoder_pages import (
-    embeddings,
-    ends,
-)
-from .keys import ConfigWords, Section, key, only, revise
+from .encoder_pages import embeddings, ends
+from .keys import ConfigWords, Section, key, revise
 from .mechanisms import LoopedStack
 from .names import Table, rules
 from .recipe import ConfigReader, page
 
-ENDS = ends(
-    "Albert", "albert.pooler", dropout="classifier_dropout_prob", usual=0.1, pretrained=True
-)
+ENDS = ends("albert.pooler", dropout="classifier_dropout_prob", usual=0.1, pretrained=True)
 STACK: Any = LoopedStack(**vars(TRUNK.encoder))
 
 
@@ -35,10 +30,6 @@ WORDS = ConfigWords(
     replace(TRUNK, encoder=STACK),
     revise(
         BERT_KEYS,
-        only(
-            num_hidden_groups=(1, "all blocks of an ALBERT here share one group of weights"),
-            inner_group_num=(1, "a group of an ALBERT here is one block"),
-        ),
         key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
         Section(read_ends, ENDS.encode),
         embedding_size=(128, "embed.dim"),

@@ -16,7 +16,7 @@ from ..core.config.layers import MLP, LayerNorm
 from ..core.config.model import Attention, Block, Model, Place, stacks
 from ..core.config.position import Learned, Position, Sinusoidal
 from .decoder_pages import NO_NAMES
-from .keys import ConfigWords, Entry, Key, Section, keys, only
+from .keys import ConfigWords, Entry, Key, Section, keys
 from .names import Names, Table, rules
 from .pair_pages import BOTH_SIDES, held, pair_table, scale_key, start, template
 from .recipe import ConfigReader, Settings, page
@@ -53,10 +53,6 @@ def words(
             last_norm=norm if place == "pre" else None,
         ),
         (
-            only(
-                tie_word_embeddings=(True, "the head shares the embeddings' table here"),
-                is_decoder=(False, "a decoder here stands beside its encoder"),
-            ),
             *BOTH_SIDES,
             scale_key(scaled),
             *keys(activation_function=act),

@@ -13,24 +13,15 @@ from ..core.config.layers import Embed
 from ..core.config.model import Encoder
 from ..core.config.pool import Pool
 from . import encoder_pages
-from .encoder_pages import (
-    CHOICE,
-    LABELS,
-    OLDER_NORMS,
-    encoder,
-    ends,
-    head_of,
-    moved,
-    tied_head,
-    trunk,
-)
-from .keys import ConfigWords, Section, key, keys, only
+from .encoder_pages import OLDER_NORMS, encoder, ends, moved, tied_head, trunk
+from .ends import CHOICE, LABELS, head_of
+from .keys import ConfigWords, Section, key, keys
 from .names import Table
 from .recipe import MISSING, ConfigReader, page
 
 NEXT_SENTENCE = "NextSentencePrediction"
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
-ENDS = ends("Bert", _POOLER, pretrained=True)
+ENDS = ends(_POOLER, pretrained=True)
 
 
 def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
@@ -45,27 +36,15 @@ def read_ends(raw: ConfigReader, trunk: Encoder) -> Encoder:
     return replace(model, pool=Pool("first", "tanh", 2))
 
 
-SHARED = (
-    only(
-        is_decoder=(False, "a BERT here sees both sides of every token"),
-        add_cross_attention=(False, "an encoder alone has nothing to look across at"),
-    ),
-    *keys(
-        "hidden_size num_hidden_layers num_attention_heads intermediate_size",
-        max_position_embeddings=512,
-        type_vocab_size=2,
-        vocab_size=MISSING,
-        hidden_act="gelu",
-        layer_norm_eps=1e-12,
-        dropout=key("hidden_dropout_prob attention_probs_dropout_prob", 0.1, "dropout"),
-        initializer_range=0.02,
-    ),
-)
-KEYS = (
-    only(
-        position_embedding_type=("absolute", "positions of a BERT here are a table"),
-    ),
-    *SHARED,
+KEYS = keys(
+    "hidden_size num_hidden_layers num_attention_heads intermediate_size",
+    max_position_embeddings=512,
+    type_vocab_size=2,
+    vocab_size=MISSING,
+    hidden_act="gelu",
+    layer_norm_eps=1e-12,
+    dropout=key("hidden_dropout_prob attention_probs_dropout_prob", 0.1, "dropout"),
+    initializer_range=0.02,
 )
 
 
@@ -77,7 +56,7 @@ def table(model: Encoder) -> Table:
     """The names of the weights; how labels are called depends on the ends there are."""
     labels = "classifier" if model.head is None else _NEXT
     renamed = OLDER_NORMS
-    if model.head is None and model.pool is not None and model.pool.labels:
+    if model.head is None and getattr(model.pool, "labels", False):
         renamed = (*renamed, *moved(_NEXT, labels))
     return encoder_pages.table(
         model,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..core.config import Alibi, LayerNorm, Model
 from . import gpt2
 from .decoder_pages import GPT2_LAYERS, NORMS, QKV, decoder, first_block
-from .keys import Key, only
+from .keys import Key
 from .names import Table
 from .recipe import ConfigReader, page
 
@@ -17,9 +17,6 @@ def _width(raw: ConfigReader) -> int:
 
 WORDS = gpt2.words(
     decoder(*GPT2_LAYERS, Alibi(), first_norm=LayerNorm()),
-    only(
-        apply_residual_connection_post_layernorm=(False, "the stream here passes the norms by"),
-    ),
     Key("hidden_size", "dim", _width),
     Key("", "feedforward.hidden", lambda raw: 4 * _width(raw)),
     gpt2.length("seq_length", 2048),

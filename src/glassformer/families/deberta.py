@@ -15,22 +15,12 @@ from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from ..core.errors import need
 from . import encoder_pages
-from .bert import SHARED
+from .bert import KEYS as BERT_KEYS
 from .decoder_pages import QKV
 from .disentangled import DisentangledAttention, RelativeEmbedding
-from .encoder_pages import (
-    CHOICE,
-    LABELS,
-    LAYER,
-    OURS,
-    encoder,
-    head_of,
-    moved,
-    read_heads,
-    trunk,
-    write_heads,
-)
-from .keys import MOST_POSITIONS, ConfigWords, Key, Section, key, only, revise
+from .encoder_pages import LAYER, OURS, encoder, moved, read_heads, trunk
+from .ends import CHOICE, LABELS, head_of, write_dropout
+from .keys import MOST_POSITIONS, ConfigWords, Key, Section, key, revise
 from .names import Table, rules
 from .recipe import ConfigReader, Recipe, Settings, page
 
@@ -93,9 +83,9 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     return read_heads(raw, model, POOLED.parse(raw), None, dropout)
 
 
-def write_ends(model: Encoder, family: str) -> Settings:
+def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has."""
-    raw = write_heads(model, family, "cls_dropout")
+    raw = write_dropout(model, "cls_dropout")
     if model.pool is not None:
         raw["pooler_hidden_act"] = POOLED.write(model.pool.transform or "gelu")
     return raw
@@ -124,13 +114,7 @@ def write_layers(model: Encoder) -> Settings:
 
 POOLED = key("pooler_hidden_act", "gelu", "act")
 KEYS = revise(
-    SHARED,
-    only(
-        relative_attention=(True, "a DeBERTa here reads distances"),
-        conv_kernel_size=(0, "no convolution stands beside the first block here"),
-        talking_head=(False, "heads here do not mix their scores"),
-        pooler_dropout=(0, "labels here drop what they read once"),
-    ),
+    BERT_KEYS,
     Key("type_vocab_size", "embed.segments", lambda raw: raw.value("type_vocab_size", 0)),
     without="max_position_embeddings",
     max_position_embeddings=(512, "context"),
@@ -183,15 +167,15 @@ def table(model: Encoder) -> Table:
     return encoder_pages.table(model, "deberta", _WORDS, trunk_rules, pool, _UNREAD, newer)
 
 
-def recipe(name: str, family: str, key_bias: bool) -> Recipe:
+def recipe(name: str, key_bias: bool) -> Recipe:
     """The recipe of a version."""
     attention = DisentangledAttention(1, bias=True, out_bias=True, key_bias=key_bias)
     position: Any = RelativeEmbedding()
     shape = encoder(attention, position=position)
-    ends = Section(read_ends, partial(write_ends, family=family))
+    ends = Section(read_ends, write_ends)
     words = ConfigWords(shape, (*KEYS, Section(read_layers, write_layers), ends))
     return page(name, words=words, weights=table)
 
 
-DEBERTA = recipe("deberta", "Deberta", key_bias=False)
-DEBERTA_V2 = recipe("deberta-v2", "DebertaV2", key_bias=True)
+DEBERTA = recipe("deberta", key_bias=False)
+DEBERTA_V2 = recipe("deberta-v2", key_bias=True)

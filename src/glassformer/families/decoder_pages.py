@@ -161,19 +161,17 @@ def _no_dropout(raw: ConfigReader) -> float:
 
 LLAMA = (
     *keys(
-        "hidden_size num_hidden_layers num_attention_heads",
+        "hidden_size num_hidden_layers num_attention_heads intermediate_size "
+        "max_position_embeddings vocab_size",
         num_key_value_heads=None,
         head_dim=None,
-    ),
-    *keys(
-        "intermediate_size max_position_embeddings vocab_size",
         hidden_act="silu",
         tie_word_embeddings=False,
         initializer_range=0.02,
+        rms_norm_eps=1e-6,
     ),
     Key("", "dropout", _no_dropout),
     rotary(),
-    *keys(rms_norm_eps=1e-6),
 )
 
 

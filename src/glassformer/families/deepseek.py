@@ -21,7 +21,7 @@ from .decoder_pages import (
     words,
     write_rope,
 )
-from .keys import ConfigWords, Entry, Key, Section, nullable, only
+from .keys import ConfigWords, Entry, Key, Section, nullable
 from .latent import LatentAttention
 from .recipe import ConfigReader, Settings, page
 from .routed import RoutedMoE
@@ -121,11 +121,6 @@ def _words(*more: Entry, context: int) -> ConfigWords:
 
 WORDS2 = _words(
     turned(_rotary),
-    only(
-        rope_interleave=(True, "a DeepSeek-V2 turns pairs of neighbours"),
-        scoring_func=("softmax", "a DeepSeek-V2 scores its experts by a softmax"),
-        norm_topk_prob=(False, "a DeepSeek-V2 does not norm the weights of experts"),
-    ),
     BIAS,
     Key("", "", lambda raw: raw.integer("num_experts_per_tok")),
     mixtures.routed(
@@ -152,10 +147,6 @@ WORDS3 = _words(
         "position",
         _rotary,
         lambda position: position.get("interleaved", True),
-    ),
-    only(
-        scoring_func=("sigmoid", "a DeepSeek-V3 scores each expert by itself"),
-        topk_method=("noaux_tc", "a bias corrects the scores of a DeepSeek-V3"),
     ),
     mixtures.routed(
         "deepseek_v3",

@@ -5,21 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core.config.model import Encoder
-from .encoder_pages import (
-    ANSWERS,
-    CHOICE,
-    LABELS,
-    OURS,
-    TOKENS,
-    embeddings,
-    encoder,
-    head_name,
-    head_of,
-    label_layers,
-    read_heads,
-    weight_and_bias,
-    write_heads,
-)
+from .encoder_pages import OURS, embeddings, encoder, read_heads, weight_and_bias
+from .ends import ANSWERS, CHOICE, LABELS, TOKENS, head_name, head_of, label_layers, write_dropout
 from .keys import ConfigWords, Key, Section, key, keys
 from .names import Table, rules
 from .recipe import ConfigReader, Settings, page
@@ -58,11 +45,9 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
 
 
 def write_ends(model: Encoder) -> Settings:
-    """Settings of the head that a model has."""
-    word, _ = DROPOUTS.get(head_name(model), ("", 0.0))
-    raw = write_heads(model, "DistilBert", word)
-    # of tokens, the dropout before labels is the blocks'
-    return {name: value for name, value in raw.items() if name not in ("", "dropout")}
+    """The dropout before labels; of tokens, it is the blocks'."""
+    word, _ = DROPOUTS.get(head_name(model), ("dropout", 0.0))
+    return {} if word == "dropout" else write_dropout(model, word)
 
 
 WORDS = ConfigWords(encoder(), (*KEYS, Section(read_ends, write_ends)))
@@ -89,7 +74,7 @@ def table(model: Encoder) -> Table:
         *rules({**NAMES, "head.proj": PROJ, **label_layers(model, labels)}),
     )
     unused = weight_and_bias(*NAMES.values(), PROJ, "pre_classifier", "classifier")
-    tied = model.head is not None and model.head.tied
+    tied = getattr(model.head, "tied", False)
     copies = ((f"{PROJ}.weight", TABLE),) if tied else ()
     return Table(
         all_rules,

@@ -8,12 +8,13 @@ from dataclasses import replace
 from ..core.config import Encoder, TokenHead, embed_dim
 from ..core.config.pool import Pool
 from .bert import KEYS, TRUNK
-from .encoder_pages import CHOICE, PRETRAINING, ends, head_of, label_layers, moved, trunk
+from .encoder_pages import ends, moved, trunk
+from .ends import CHOICE, PRETRAINING, head_of, label_layers
 from .keys import ACTIVATIONS, ConfigWords, Section
 from .names import Table, rules
 from .recipe import ConfigReader, Settings, page
 
-ENDS = ends("Electra", act="gelu", words="gelu")
+ENDS = ends(act="gelu", words="gelu")
 SUMMARY = "sequence_summary.summary"
 
 
@@ -32,18 +33,15 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
 
 def read_choice(raw: ConfigReader) -> Pool:
     """The score of a choice, from the first token's vector."""
-    raw.only("summary_type", "first", "a choice is scored by its first token")
-    raw.only("summary_use_proj", True, "a choice is scored behind a layer")
     act = raw.choice("summary_activation", ACTIVATIONS, "gelu")
     return Pool("first", act, 1, raw.number("summary_last_dropout", 0.1, most=0.99))
 
 
 def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has, and of its embeddings' width."""
-    raw, head = {"embedding_size": embed_dim(model)}, model.token_head
-    if head is not None and head.transform is not None:
-        return {"architectures": [f"ElectraFor{PRETRAINING}"], **raw}
-    return {**ENDS.encode(model), **raw}
+    raw = {"embedding_size": embed_dim(model), **ENDS.encode(model)}
+    asks = getattr(model.token_head, "transform", None)
+    return {**raw, "architectures": ["ElectraForPreTraining"]} if asks else raw
 
 
 WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, write_ends)))
@@ -64,8 +62,7 @@ LABEL_LAYERS = {"pool.transform": "classifier.dense", "pool.proj": "classifier.o
 
 def table(model: Encoder) -> Table:
     """The names of the weights; what labels are called depends on what each token is asked."""
-    head = model.token_head
-    discriminates = head is not None and head.transform is not None
+    discriminates = getattr(model.token_head, "transform", None)
     labels = DISCRIMINATOR_LAYERS if discriminates else label_layers(model, LABEL_LAYERS)
     return Table(
         (*trunk("electra"), *rules({**GENERATOR_LAYERS, **labels})),

@@ -17,21 +17,26 @@ from ..core.config.layers import (
     Norm,
 )
 from ..core.config.model import Attention, Block, Encoder, Mixer, Place, Stack, stacks
-from ..core.config.pool import Pool, TokenHead
+from ..core.config.pool import Pool
 from ..core.config.position import Learned, Position
 from .decoder_pages import INIT
+from .ends import (
+    ANSWERS,
+    CHOICE,
+    LABELS,
+    MASKED,
+    PRETRAINING,
+    TOKENS,
+    head_name,
+    head_of,
+    label_layers,
+    read_labels,
+    read_token_head,
+    write_dropout,
+)
 from .keys import Section
 from .names import NameRule, Names, Pairs, Table, rules
 from .recipe import ConfigReader, Settings
-
-MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
-TOKENS, ANSWERS = "TokenClassification", "QuestionAnswering"
-PRETRAINING = "PreTraining"
-
-
-def head_of(raw: ConfigReader) -> str:
-    """The part of an architecture's name that says which head it has; empty for a bare model."""
-    return raw.architecture("").partition("For")[2]
 
 
 def encoder(
@@ -51,12 +56,6 @@ def encoder(
 
 
 # ---------------------------------------------------------------------------------- config.json, in
-
-
-def read_labels(raw: ConfigReader) -> int:
-    """Number of labels to choose from."""
-    named = raw.inside("id2label")
-    return int(raw.integer("num_labels", 2) if named is None else len(named.table))
 
 
 def tied_head(raw: ConfigReader, model: Encoder, act: Activation | None = None) -> Head:
@@ -87,45 +86,11 @@ def read_heads(
         count = 1 if head == CHOICE else read_labels(raw)
         return replace(model, pool=Pool("first", act, count, dropout))
     if head in (TOKENS, ANSWERS):
-        labels, span = read_labels(raw), head == ANSWERS
-        fits = labels == 2 or not span
-        raw.must(fits, "id2label", "a table of 2, where an answer starts and where it ends")
-        token_head = TokenHead(labels, dropout=0.0 if span else dropout, span=span)
-        return replace(model, token_head=token_head)
+        return replace(model, token_head=read_token_head(raw, dropout))
     return model
 
 
 # --------------------------------------------------------------------------------- config.json, out
-
-
-def write_labels(model: Encoder, dropout: str = "classifier_dropout") -> Settings:
-    """Settings of the labels, of the text or of each token, and of the ``dropout`` before them."""
-    head = model.token_head or model.pool
-    assert head is not None
-    labels = {str(i): f"LABEL_{i}" for i in range(head.labels)}
-    return {dropout: head.dropout, "id2label": labels}
-
-
-def head_name(model: Encoder) -> str:
-    """The head that a model has, as architectures are named; empty for a bare one."""
-    if model.token_head is not None:
-        return ANSWERS if model.token_head.span else TOKENS
-    if model.head is not None:
-        return MASKED
-    return LABELS if model.pool is not None and model.pool.labels else ""
-
-
-def write_heads(model: Encoder, family: str, dropout: str = "classifier_dropout") -> Settings:
-    """Settings of the head that a model has, or of a bare model's pooler."""
-    head = head_name(model)
-    raw: Settings = {"architectures": [f"{family}For{head}" if head else f"{family}Model"]}
-    if head == MASKED and model.head is not None:
-        raw["tie_word_embeddings"] = model.head.tied
-    elif head:
-        raw |= write_labels(model, dropout)
-    elif model.pool is None:
-        raw["add_pooling_layer"] = False
-    return raw
 
 
 def read_pooler(raw: ConfigReader, model: Encoder, name: str, usual: bool = True) -> Encoder:
@@ -140,7 +105,6 @@ def read_pooler(raw: ConfigReader, model: Encoder, name: str, usual: bool = True
 
 
 def ends(
-    family: str,
     pooler: str = "",
     act: Activation = "tanh",
     words: Activation | None = None,
@@ -163,12 +127,10 @@ def ends(
         model = read_heads(raw, model, act, words, share)
         return read_pooler(raw, model, pooler) if pooler else model
 
-    def encode(model: Encoder) -> Settings:
-        raw = write_heads(model, family, dropout)
-        if pretrained and model.head is not None and model.pool is not None:
-            raw["architectures"] = [f"{family}For{PRETRAINING}"]
-            raw |= {} if usual is None else {dropout: model.pool.dropout}
-        return raw
+    def encode(model: Any) -> Settings:
+        if head_name(model) == PRETRAINING and usual is not None:
+            return {dropout: model.pool.dropout}
+        return write_dropout(model, dropout)
 
     return Section(decode, encode)
 
@@ -179,14 +141,6 @@ def ends(
 def weight_and_bias(*names: str) -> tuple[str, ...]:
     """The weight and the bias of each."""
     return tuple(f"{name}.{suffix}" for name in names for suffix in ("weight", "bias"))
-
-
-def label_layers(model: Encoder, pool: Names) -> Names:
-    """The layers of labels: those of each token, or of the ``pool``."""
-    head = model.token_head
-    return (
-        pool if head is None else {"token_head.proj": "qa_outputs" if head.span else "classifier"}
-    )
 
 
 # how the first files call the weights of a LayerNorm
@@ -238,7 +192,7 @@ def table(
     the vocabulary, whose dense layer and norm are ``transform``, ``pool`` the layers of a pool. Files
     hold a head's layers and those that are ``unread`` whatever the model has. ``untied`` is the name of the bias of a
     head with a table of its own."""
-    tied = model.head is not None and model.head.tied
+    tied = getattr(model.head, "tied", False)
     tokens = f"{family}.embeddings.word_embeddings.weight"
     proj, copy, bias = f"{words}.decoder.weight", f"{words}.decoder.bias", f"{words}.bias"
     # of an untied head, a leftover that transformers writes and never reads

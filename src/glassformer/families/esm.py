@@ -9,9 +9,9 @@ from ..core.config.layers import LayerNorm
 from ..core.config.model import Encoder, stacks
 from ..core.config.position import Learned
 from . import roberta
-from .bert import SHARED
+from .bert import KEYS as BERT_KEYS
 from .encoder_pages import LAYER, OLDER_NORMS, encoder, trunk
-from .keys import ConfigWords, Key, Section, only, revise
+from .keys import ConfigWords, Key, Section, revise
 from .mechanisms import MaskedEmbed, StoredRotary
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Settings, page
@@ -53,13 +53,10 @@ NORM = LayerNorm()
 WORDS = ConfigWords(
     encoder(norm=NORM, position=StoredRotary(), place="pre", first_norm=None, last_norm=NORM),
     revise(
-        SHARED,
-        only(
-            is_folding_model=(False, "a folding model is more than an encoder"),
-        ),
+        BERT_KEYS,
         Key("", "context", roberta.read_length),
         Section(read_layers, write_layers),
-        roberta.with_head("Esm", "esm"),
+        roberta.with_head("esm"),
         without="hidden_act type_vocab_size max_position_embeddings",
     ),
 )

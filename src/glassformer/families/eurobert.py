@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..core.config.layers import GatedMLP, Head, RMSNorm
 from ..core.config.model import Attention, Encoder
-from ..core.config.pool import TokenHead
+from ..core.config.pool import Pool, TokenHead
 from ..core.config.position import Rotary
-from ..core.errors import need
 from . import decoder_pages
 from .decoder_pages import ATTENTION, GATED, NORMS, words, write_rope_table
-from .encoder_pages import MASKED, TOKENS, encoder, head_name, head_of, read_labels, write_labels
-from .keys import Section, only
+from .encoder_pages import encoder
+from .ends import LABELS, MASKED, TOKENS, head_of, read_labels
+from .keys import Section
 from .recipe import ConfigReader, Settings, page
 
 NORM = RMSNorm()
+
+
+# which vectors of a text become one; late: behind the dense layer
+POOLINGS: Any = {"bos": "first", "mean": "mean", "late": "mean"}
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
@@ -24,28 +29,26 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     if head == MASKED:
         bias, tied = raw.flag("mlp_bias", False), raw.flag("tie_word_embeddings", False)
         return replace(model, head=Head(tied=tied, bias=bias))
+    if head == LABELS:
+        mode = raw.choice("classifier_pooling", POOLINGS, "late")
+        late = raw.value("classifier_pooling", "late") == "late"
+        return replace(model, pool=Pool(mode, "gelu", read_labels(raw), late=late))
     return replace(model, token_head=TokenHead(read_labels(raw))) if head == TOKENS else model
 
 
 def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has, and of its positions."""
-    need(model.pool is None, "The eurobert layout holds no pool; keep it beside the model.")
-    head = head_name(model)
-    raw = {
-        "architectures": [f"EuroBertFor{head}" if head else "EuroBertModel"],
-        "pad_token_id": None,  # a tokenizer's follows, where there is one
-        **write_rope_table(model),
-    }
-    if model.token_head is not None:
-        return {**raw, "id2label": write_labels(model)["id2label"]}
-    return raw if model.head is None else {**raw, "tie_word_embeddings": model.head.tied}
+    pool = model.pool
+    # a tokenizer's follows, where there is one
+    raw = {"pad_token_id": None, **write_rope_table(model)}
+    if pool is not None:
+        kind = "late" if pool.late else "mean"
+        raw["classifier_pooling"] = "bos" if pool.mode == "first" else kind
+    return raw
 
 
 WORDS = words(
     encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", first_norm=None, last_norm=NORM),
-    only(
-        pretraining_tp=(1, "matrices lie in one piece here"),
-    ),
     rope=Section(read_ends, write_ends),
     dropouts="attention_dropout",
     without="tie_word_embeddings",
@@ -63,7 +66,8 @@ EUROBERT = page(
         GATED,
         NORMS,
         side="encoder",
-        outside={"token_head.proj": "classifier"},
+        outside={f"{head}.proj": "classifier" for head in ("pool", "token_head")}
+        | {"pool.transform": "dense"},
         ignore=(),
     ),
 )

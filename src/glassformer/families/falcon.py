@@ -9,7 +9,7 @@ from ..core.config import MLP, Decoder, LayerNorm, Model, Place
 from ..core.errors import need
 from . import gpt2
 from .decoder_pages import QKV, blocks_of, decoder, first_block, with_blocks, words
-from .keys import Section, only
+from .keys import Section
 from .names import Table
 from .recipe import ConfigReader, Settings, page
 
@@ -66,9 +66,6 @@ def _groups(model: Model) -> bool:
 
 WORDS = words(
     decoder(feedforward=MLP(1), norm=LayerNorm()),
-    only(
-        alibi=(False, "Falcon's ALiBi is divided by the root of the head's width"),
-    ),
     gpt2.wide("hidden_size", "ffn_hidden_size"),
     Section(_kind, _write_kind),
     without="head_dim num_key_value_heads intermediate_size",

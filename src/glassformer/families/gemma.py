@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from ..core.config import RMSNorm
 from .decoder_pages import ATTENTION, GATED, LLAMA_TABLE, decoder, table, windows, words
-from .keys import ACTIVATIONS, Key, act_name, key, nullable, only
+from .keys import ACTIVATIONS, Key, act_name, key, nullable
 from .recipe import page
 
 NORM = RMSNorm(1e-6, offset=1.0)
 
 
 SHARED = (
-    only(
-        use_bidirectional_attention=(False, "a decoder here sees what came before"),
-    ),
     Key("", "embed.scale", lambda raw: raw.integer("hidden_size") ** 0.5),
     key("attention_bias", False),
 )

@@ -18,7 +18,7 @@ from .decoder_pages import (
     windows,
     words,
 )
-from .keys import Section, key, only
+from .keys import Section, key
 from .recipe import ConfigReader, page
 
 LOCAL, GLOBAL = 10_000.0, 1_000_000.0  # theta of blocks with a window, and of the others
@@ -39,9 +39,6 @@ WORDS = words(
     *gemma.SHARED,
     gemma.QUERY_SCALE,
     key("final_logit_softcapping", None, "head.softcap"),
-    only(
-        attn_logit_softcapping=(None, "no Gemma 3 caps its scores"),
-    ),
     turned(lambda raw: _positions(raw)[1]),
     Section(encode=lambda model: {"rope_local_base_freq": local_scheme(model, LOCAL).theta}),
     windows(every=6, word="sliding_window_pattern", schemes=_positions),

@@ -16,7 +16,7 @@ from ..core.config import (
 from ..core.errors import need
 from . import decoder_pages
 from .decoder_pages import GPT2_LAYERS, QKV, first_block
-from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys, only
+from .keys import MOST_HIDDEN, MOST_POSITIONS, Key, Section, fill, key, keys
 from .names import Names, Table
 from .recipe import ConfigReader, Settings, page
 
@@ -41,16 +41,15 @@ def length(name: str = "n_positions", context: int = 1024) -> Key:
 
 
 SHARED = (
-    *keys("n_embd n_layer n_head"),
-    wide(name="n_inner"),
-    length(),
     *keys(
-        "vocab_size",
+        "n_embd n_layer n_head vocab_size",
         activation_function="gelu_new",
         layer_norm_epsilon=1e-5,
         tie_word_embeddings=True,
         initializer_range=0.02,
     ),
+    wide(name="n_inner"),
+    length(),
     key("resid_pdrop attn_pdrop embd_pdrop", 0.0, "dropout"),
 )
 # as decoders', with the words that decoders before Llama share
@@ -68,10 +67,6 @@ def fixed_act(act: Activation, layout: str) -> Section:
     return Section(encode=encode)
 
 
-ATTENTION = only(
-    scale_attn_weights=(True, "attention here always divides by the root of the head's width"),
-    add_cross_attention=(False, "a decoder alone has nothing to look across at"),
-)
 _BIASES = "attention.bias feedforward.bias norm.bias last_norm.bias"
 
 
@@ -83,10 +78,6 @@ def _write_bias(model: Model) -> Settings:
 SHAPE = decoder_pages.decoder(*GPT2_LAYERS, Learned(64))
 WORDS = words(
     replace(SHAPE, init=Init()),
-    ATTENTION,
-    only(
-        scale_attn_by_inverse_layer_idx=(False, "no attention here scales by its layer"),
-    ),
     Key("", _BIASES, lambda raw: raw.flag("bias", True)),
     Section(encode=_write_bias),
     dropouts="resid_pdrop attn_pdrop embd_pdrop",

@@ -6,11 +6,9 @@ from ..core.config import Model
 from ..core.errors import need
 from . import gpt2
 from .decoder_pages import QKV, first_block
-from .keys import Key, Section, only
+from .keys import Key, Section
 from .names import Table
 from .recipe import Settings, page
-
-_WIDE = "a softmax here has the precision of fp32"
 
 
 def _shares(model: Model) -> bool:
@@ -29,11 +27,6 @@ def _write_heads(model: Model) -> Settings:
 
 WORDS = gpt2.words(
     gpt2.SHAPE,
-    gpt2.ATTENTION,
-    only(
-        attention_softmax_in_fp32=(True, _WIDE),
-        scale_attention_softmax_in_fp32=(True, _WIDE),
-    ),
     Key("", "attention.kv_heads", lambda raw: 1 if raw.flag("multi_query", True) else None),
     Section(encode=_write_heads),
     dropouts="resid_pdrop attn_pdrop embd_pdrop",

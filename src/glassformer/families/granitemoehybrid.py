@@ -48,7 +48,6 @@ MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
 WORDS = words(
     decoder(position=NoPosition()),
     *granite.MULTIPLIERS,
-    mamba2.SILU,
     mamba2.UNLIMITED,
     mamba2.HEAD_DIM,
     Key(

@@ -161,16 +161,6 @@ def act_name(act: str) -> str:
     return names[act]  # type: ignore[index]
 
 
-def only(**words: tuple[Any, str]) -> Key:
-    """Nothing of ours: a word that is not as here is refused for its reason."""
-
-    def check(raw: ConfigReader) -> None:
-        for word, terms in words.items():
-            raw.only(word, *terms)
-
-    return Key("", "", check)
-
-
 def keys(needed: str = "", **words: Any) -> tuple[Key, ...]:
     """The keys of the words ``needed`` and of those with a default.
 

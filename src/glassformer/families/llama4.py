@@ -42,7 +42,6 @@ from .decoder_pages import (
 )
 from .keys import Section, layer_keys, read_keys, write_keys
 from .mixers import TunedAttention
-from .mixtral import STILL_ROUTER
 from .names import NameRule, under
 from .recipe import ConfigReader, Settings, page
 from .routed import ScaledInputMoE
@@ -115,7 +114,6 @@ def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
 
 WORDS = words(
     decoder(Attention(1, qk_norm=QK_NORM)),
-    STILL_ROUTER,
     turned(_rotary),
     Section(_read_attention, _write_attention),
     variant(

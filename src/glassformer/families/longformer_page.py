@@ -13,7 +13,8 @@ from ..core.config.layers import Embed
 from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import led, roberta
-from .encoder_pages import LABELS, LAYER, encoder, head_of, trunk
+from .encoder_pages import LAYER, encoder, trunk
+from .ends import LABELS, head_of
 from .keys import ConfigWords, Section
 from .longformer import LongformerAttention
 from .names import Table
@@ -36,7 +37,7 @@ WORDS = ConfigWords(
         *roberta.KEYS,
         Section(read_windows, led.write_windows),
         Section(encode=roberta.write_positions),
-        roberta.with_head("Longformer", "longformer"),
+        roberta.with_head("longformer"),
     ),
 )
 _LAYER = {

@@ -9,7 +9,7 @@ from typing import Any
 from ..core.config import Attention, Decoder, Model, NoPosition
 from . import decoder_pages
 from .decoder_pages import decoder, first_layer
-from .keys import ConfigWords, Key, Section, keys, only, spelled_out
+from .keys import ConfigWords, Key, Section, keys, spelled_out
 from .mixers import Mamba2
 from .names import under
 from .recipe import ConfigReader, Settings, page
@@ -42,7 +42,6 @@ def expansion(word: str) -> Section:
     return Section(check, encode)
 
 
-SILU = only(hidden_act=("silu", "the convolution and the gate here are silu"))
 UNLIMITED = Key("", "", _unlimited)
 # of attention, where a mixer has heads of another width
 HEAD_DIM = Section(
@@ -69,7 +68,6 @@ WORDS = ConfigWords(
             initializer_range=0.02,
             layer_norm_epsilon=(1e-5, "norm.eps last_norm.eps attention.eps"),
         ),
-        SILU,
         UNLIMITED,
         expansion("expand"),
     ),

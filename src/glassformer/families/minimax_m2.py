@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from ..core.config import Attention, GatedMLP, RMSNorm, Rotary
 from .decoder_pages import ATTENTION, NORMS, QK_NORMS, decoder, read_rotary, table, turned, words
-from .keys import MOST_HEADS, only
-from .mixtral import EXPERTS, STILL_ROUTER
+from .keys import MOST_HEADS
+from .mixtral import EXPERTS
 from .recipe import ConfigReader, page
 from .routed import RoutedMoE
 
@@ -23,14 +23,6 @@ def _positions(raw: ConfigReader) -> Rotary:
 
 WORDS = words(
     decoder(QUERIES, RoutedMoE(1, 1, GatedMLP(1))),
-    STILL_ROUTER,
-    only(
-        scoring_func=("sigmoid", "each expert is scored by itself"),
-        use_routing_bias=(True, "a bias corrects the scores"),
-        use_qk_norm=(True, "queries and keys are normed"),
-        qk_norm_type=("per_layer", "all heads are normed at once"),
-        shared_intermediate_size=(0, "no expert is shared"),
-    ),
     turned(_positions, "partial_rotary_factor"),
     max_position_embeddings=196_608,
     num_key_value_heads=8,

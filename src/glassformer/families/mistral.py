@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from .decoder_pages import LLAMA_TABLE, decoder, window, words
-from .keys import only
 from .recipe import page
 
 WORDS = words(
     decoder(),
-    only(
-        layer_types=(None, "the blocks of a Mistral all see the same"),
-    ),
     window(4096),
     even="mistral",
     max_position_embeddings=131_072,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from ..core.config import GatedMLP, MoE
 from .decoder_pages import ATTENTION, NORMS, decoder, rotary, table, window, words
-from .keys import only
 from .recipe import page
 
-STILL_ROUTER = only(router_jitter_noise=(0.0, "no router here shakes what it reads"))
 WORDS = words(
     decoder(feedforward=MoE(1, 1, GatedMLP(1))),
-    STILL_ROUTER,
     window(),
     rotary(1e6),
     max_position_embeddings=131_072,

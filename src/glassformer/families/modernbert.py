@@ -11,12 +11,9 @@ from ..core.config.model import Attention, Block, Encoder
 from ..core.config.position import Rotary
 from . import decoder_pages
 from .decoder_pages import QKV, M, blocks_of, slides, stack, words
-from .encoder_pages import (
-    encoder,
-    read_heads,
-    write_heads,
-)
-from .keys import MOST_POSITIONS, Key, Section, key, only
+from .encoder_pages import encoder, read_heads
+from .ends import write_dropout
+from .keys import MOST_POSITIONS, Key, Section, key
 from .mechanisms import FirstBlock
 from .names import Table
 from .recipe import ConfigReader, Settings, page
@@ -84,10 +81,10 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
 def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has."""
     head: Any = model.head or model.token_head or model.pool
-    raw = write_heads(model, "ModernBert")
+    raw = write_dropout(model)
     if head is None:
         return raw
-    mean = model.pool is not None and model.pool.mode == "mean"
+    mean = getattr(head, "mode", "") == "mean"
     return {
         **raw,
         "classifier_activation": ACT.write(head.transform),
@@ -99,10 +96,6 @@ def write_ends(model: Encoder) -> Settings:
 
 WORDS = words(
     encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", last_norm=NORM),
-    only(
-        sparse_prediction=(False, "logits here are of all tokens"),
-        rope_scaling=(None, "blocks of two kinds turn by rope_parameters"),
-    ),
     Key("", "position", lambda raw: _positions(raw)[1]),
     Section(read_ends, write_ends),
     rope=Section(read_windows, write_windows),

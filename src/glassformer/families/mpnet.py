@@ -7,9 +7,9 @@ from functools import partial
 
 from ..core.config.model import Encoder
 from . import roberta
-from .bert import SHARED
+from .bert import KEYS as BERT_KEYS
 from .encoder_pages import encoder, trunk
-from .keys import ConfigWords, Key, Section, only, revise
+from .keys import ConfigWords, Key, Section, revise
 from .mechanisms import LearnedWithBias
 from .names import Table, rules
 from .recipe import page
@@ -20,17 +20,14 @@ START = 2  # transformers has this row for the first position, whatever the id o
 WORDS = ConfigWords(
     encoder(position=LearnedWithBias(64, 2)),
     revise(
-        SHARED,
-        only(
-            relative_attention_num_buckets=(32, "distances here lie in 32 buckets"),
-        ),
+        BERT_KEYS,
         Key(
             "max_position_embeddings",
             "context position.length",
             partial(roberta.read_length, start=START),
             lambda length: length + START,
         ),
-        roberta.with_head("MPNet", "mpnet"),
+        roberta.with_head("mpnet"),
         Section(encode=lambda model: {"pad_token_id": START - 1}),
         without="type_vocab_size",
     ),

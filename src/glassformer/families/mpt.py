@@ -9,34 +9,15 @@ from __future__ import annotations
 from ..core.config import MLP, Alibi, Attention, LayerNorm
 from . import gpt2
 from .decoder_pages import QKV, decoder
-from .keys import Section, keys, only, read_keys, write_keys
+from .keys import Section, keys, read_keys, write_keys
 from .recipe import ConfigReader, page
 
-ATTENTION = (
-    # "learned_pos_emb" beside it says nothing: ALiBi takes its place
-    only(
-        alibi=(True, "the order of an MPT's tokens is told by ALiBi"),
-        alibi_bias_max=(8, "the slopes of ALiBi here go down to 2 ** -8"),
-        attn_type=("multihead_attention", "each head has keys and values"),
-        attn_pdrop=(0, "dropout here is one number for the whole stack"),
-        clip_qkv=(None, "queries, keys and values here are not clipped"),
-        prefix_lm=(False, "a decoder here sees what came before"),
-        qk_ln=(False, "its queries and keys are not normed"),
-        attn_uses_sequence_id=(False, "documents here are kept apart by their positions"),
-    ),
-    *keys(softmax_scale=(None, "attention.scale")),
-)
+# "learned_pos_emb" beside it says nothing: ALiBi takes its place
+ATTENTION = keys(softmax_scale=(None, "attention.scale"))
 
 
 WORDS = gpt2.words(
     decoder(Attention(1), MLP(1, "gelu"), LayerNorm(bias=False), Alibi()),
-    only(
-        no_bias=(True, "no layer of an MPT has a bias"),
-        expansion_ratio=(4, "the feed-forward of an MPT is four times as wide"),
-        logit_scale=(None, "logits of an MPT are not scaled"),
-        embedding_fraction=(1.0, "embeddings learn as fast as all else"),
-        norm_type=("low_precision_layernorm", "the norms of an MPT are LayerNorms"),
-    ),
     gpt2.wide("d_model"),
     gpt2.length("max_seq_len", 2048),
     gpt2.fixed_act("gelu", "mpt"),

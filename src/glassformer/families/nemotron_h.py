@@ -23,7 +23,7 @@ from .decoder_pages import (
     with_blocks,
     words,
 )
-from .keys import Section, keys, layer_keys, only, read_keys, write_keys
+from .keys import Section, keys, layer_keys, read_keys, write_keys
 from .mamba2 import HEAD_DIM, LAYERS, TABLES, UNLIMITED
 from .mixers import Mamba2
 from .names import NameRule, Table, placed, under
@@ -125,15 +125,6 @@ def _write_layers(model: Model) -> Settings:
 
 WORDS = words(
     decoder(feedforward=None, position=NoPosition()),
-    only(
-        attention_bias=(False, "queries, keys and values have no biases"),
-        sliding_window=(None, "attention sees everything"),
-        hidden_dropout=(0.0, "nothing is dropped"),
-        mamba_hidden_act=("silu", "the convolution and the gate here are silu"),
-        moe_latent_size=(None, "experts read the whole width"),
-        n_shared_experts=(1, "one network is shared"),
-        num_nextn_predict_layers=(0, "no layer predicts later tokens"),
-    ),
     UNLIMITED,
     HEAD_DIM,
     turned(lambda raw: NoPosition()),

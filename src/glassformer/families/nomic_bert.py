@@ -9,35 +9,16 @@ from ..core.config.layers import Embed, GatedMLP, LayerNorm
 from ..core.config.model import Attention, Encoder
 from ..core.config.position import Rotary
 from . import encoder_pages
-from .bert import SHARED
+from .bert import KEYS as BERT_KEYS
 from .decoder_pages import QKV, rotary, write_rope_table
-from .encoder_pages import (
-    OURS,
-    encoder,
-    ends,
-    head_name,
-    read_pooler,
-)
-from .keys import ConfigWords, Section, key, only, revise
+from .encoder_pages import OURS, encoder, ends, read_pooler
+from .ends import head_name
+from .keys import ConfigWords, Section, key, revise
 from .names import Table, rules
 from .recipe import ConfigReader, Settings, page
 
 KEYS = revise(
-    SHARED,
-    only(
-        activation_function=("swiglu", "the gate here is SwiGLU's"),
-        qkv_proj_bias=(False, "this family has no biases"),
-        mlp_fc1_bias=(False, "this family has no biases"),
-        mlp_fc2_bias=(False, "this family has no biases"),
-        prenorm=(False, "the norms of this family come after"),
-        parallel_block=(False, "the layers of this family come one after the other"),
-        use_rms_norm=(False, "the norms of this family are LayerNorms"),
-        causal=(False, "this family sees both sides of every token"),
-        rotary_emb_fraction=(1.0, "this family turns all of each head"),
-        rotary_emb_interleaved=(False, "this family pairs halves"),
-        rotary_scaling_factor=(None, "positions here are not scaled by the length"),
-        moe_every_n_layers=(0, "mixtures of experts are not read for this family"),
-    ),
+    BERT_KEYS,
     key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
     rotary(1000.0),
     without="max_position_embeddings",
@@ -58,7 +39,7 @@ OLDER = {
 
 
 TEMPLATE = encoder(Attention(1), GatedMLP(1), LayerNorm(), Rotary(), embed=Embed(64, segments=2))
-ENDS = ends("NomicBert")
+ENDS = ends()
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:

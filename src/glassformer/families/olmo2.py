@@ -30,7 +30,7 @@ from .decoder_pages import (
     words,
     write_schemes,
 )
-from .keys import Section, only
+from .keys import Section
 from .recipe import ConfigReader, page
 
 QUERIES = Attention(1, qk_norm=RMSNorm(), qk_norm_whole=True)
@@ -68,9 +68,6 @@ OLMO3 = page("olmo3", words=WORDS3, weights=LAYERS)
 
 WORDSMOE = words(
     decoder(QUERIES, MoE(1, 1, GatedMLP(1))),
-    only(
-        clip_qkv=(None, "queries, keys and values here are not clipped"),
-    ),
     without="head_dim",
     max_position_embeddings=4096,
     rms_norm_eps=1e-5,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..core.config import Decoder, LayerNorm, Learned, Model
 from ..core.errors import need
 from .decoder_pages import FAIRSEQ, GPT2_LAYERS, decoder, first_block, stack, table
-from .keys import ConfigWords, Section, key, keys, only
+from .keys import ConfigWords, Section, key, keys
 from .recipe import ConfigReader, Settings, page
 
 
@@ -34,10 +34,6 @@ def _write_norms(model: Model) -> Settings:
 WORDS = ConfigWords(
     decoder(*GPT2_LAYERS, Learned(64, 2)),
     (
-        only(
-            layer_norm_elementwise_affine=(True, "each norm here has a weight and a bias"),
-            layerdrop=(0.0, "no block here is left out in training"),
-        ),
         *keys(
             "hidden_size",
             num_hidden_layers=12,

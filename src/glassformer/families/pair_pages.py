@@ -132,6 +132,8 @@ def one_table(prefix: str = "") -> dict[str, Any]:
     return {"copies": (*sides, ("lm_head.weight", shared)), "renamed": sides}
 
 
+# in the first files of BART, and a bias that a model of labels lacks
+UNREAD = ("model.encoder.version", "model.decoder.version", "final_logits_bias")
 _POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in SIDES)
 
 
@@ -156,7 +158,7 @@ def pair_table(
             *layers,
             NameRule("final_logits_bias", "head.proj.bias", axes="1 v -> (1 v)"),
         ),
-        ignore=_POSITIONS if sines else (),
+        ignore=(*UNREAD, *_POSITIONS) if sines else UNREAD,
         constants=tuple((name, are_sines) for name in _POSITIONS if sines),
         prefix=prefix,
         **one_table(f"{root}."),

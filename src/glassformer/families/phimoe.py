@@ -24,7 +24,7 @@ from .decoder_pages import (
     words,
     write_rope,
 )
-from .keys import Section, only
+from .keys import Section
 from .mixtral import WEIGHTS
 from .phi import short_context, write_context
 from .recipe import ConfigReader, Settings, page
@@ -56,9 +56,6 @@ WORDS = words(
         SparseMixerMoE(2, 2, GatedMLP(1)),
         LayerNorm(),
         head=Head(tied=False, bias=True),
-    ),
-    only(
-        input_jitter_noise=(0.0, "no router here shakes what it reads"),
     ),
     window(),
     turned(_positions),

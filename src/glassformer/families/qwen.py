@@ -32,7 +32,7 @@ from .decoder_pages import (
     write_windows,
 )
 from .gated_expert import GatedExpert
-from .keys import Section, experts_key, only
+from .keys import Section, experts_key
 from .recipe import ConfigReader, Settings, page
 
 SHAPE2 = decoder(Attention(1, bias=True, out_bias=False))
@@ -77,9 +77,6 @@ def _every_second(raw: ConfigReader, depth: int) -> list[bool]:
 
 WORDS2 = words(
     SHAPE2,
-    only(
-        use_mrope=(False, "positions here have one dimension"),
-    ),
     _slides(_late),
     max_position_embeddings=32_768,
     num_key_value_heads=32,
@@ -131,9 +128,6 @@ WORDS3MOE = words(
         "qwen3moe",
         MoE(128, 8, GatedMLP(768), normalize=False, balance_loss=0.001),
         num_experts=experts_key("num_experts", 128),
-    ),
-    only(
-        layer_types=(None, "the mixtures' blocks all see the same"),
     ),
     max_position_embeddings=32_768,
     num_key_value_heads=4,

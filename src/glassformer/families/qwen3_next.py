@@ -29,7 +29,7 @@ from .decoder_pages import (
 )
 from .gated_expert import GatedExpert
 from .keys import ConfigWords, Entry
-from .mamba2 import LAYERS, SILU
+from .mamba2 import LAYERS
 from .mixers import GatedAttention, GatedDelta
 from .names import Names, Table, rules, under
 from .recipe import ConfigReader, page
@@ -71,7 +71,6 @@ MIXTURES = variant(
 def _words(kv_heads: int, *more: Entry) -> ConfigWords:
     return words(
         decoder(GatedAttention(1, qk_norm=NORM), norm=NORM),
-        SILU,
         rotary(fraction=0.25),
         DELTAS,
         *more,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,14 @@ from .config_reader import MISSING as MISSING
 from .config_reader import ConfigReader as ConfigReader
 from .config_reader import Held as Held
 from .config_reader import Settings as Settings
+from .ends import (
+    ENDS,
+    head_name,
+    name_ends,
+    read_ends,
+    write_dropout,
+    write_ends,
+)
 from .names import Table
 
 
@@ -48,9 +56,11 @@ class Recipe:
 
     ``words`` are its config.json both ways; ``read_config`` and ``write_config`` say it where
     they do not. ``family`` is what its classes are called in transformers, which end in a Model
-    and in these ``heads``; none: in CausalLM. ``layout`` gives the config whose parameters the
-    published files hold, where that is not the model's own (a GPT-2 without biases is published
-    with biases of zero). ``bare`` are the architectures whose files leave the table's prefix
+    and in these ``heads``; none: in CausalLM. ``eos`` ends a text where the file does not say;
+    ``roots`` are the prefixes of classes, by their heads, that are not the table's. ``refused``
+    are words of the config.json that must be as here, and why. ``layout`` gives the config whose
+    parameters the published files hold, where that is not the model's own (a GPT-2 without biases
+    is published with biases of zero). ``bare`` are the architectures whose files leave the table's prefix
     away. ``fixed`` are words of the config.json that a tokenizer does not change, though they
     name a token (RoBERTa's padding). ``checkpoint`` is a small published model, where that is not
     the one whose ``tokenizer`` is named. ``make`` makes a size of its words, where these are not its
@@ -74,6 +84,9 @@ class Recipe:
     make: Callable[..., config.Model] | None = None
     family: str = ""
     heads: tuple[str, ...] = ()
+    eos: int | None = None
+    roots: Mapping[str, str] = field(default_factory=Settings)
+    refused: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
         derived: Settings = {}
@@ -81,12 +94,11 @@ class Recipe:
             sizes = derived["sizes"] = PublishedSizes(self.sizes)
             sizes.recipe = self
         if self.words and not self.read_config:
-            derived |= {"read_config": self.words.decode, "write_config": self.words.encode}
+            derived |= {"read_config": self._decode, "write_config": self._encode}
         if self.family and not self.architectures:
             classes = (f"{self.family}For{head}" for head in self.heads or ("CausalLM",))
-            derived["architectures"] = (*classes, f"{self.family}Model")
-        if self.heads:
-            derived["bare"] = (f"{self.family}Model",)
+            bare = (f"{self.family}Model",)
+            derived |= {"architectures": (*classes, *bare), "bare": bare}
         if self.words and not self.model_type:
             derived["model_type"] = self.name
         for name, value in derived.items():
@@ -104,6 +116,32 @@ class Recipe:
         """The types in its models that ``config.member`` added, by name."""
         return set[str]().union(*map(serial.added_types, self.examples))
 
+    @property
+    def _is_encoder(self) -> bool:
+        """True where the words say the ends too, as each family of encoders has others."""
+        return self.words is None or isinstance(self.words.template, config.Encoder)
+
+    def _decode(self, raw: ConfigReader) -> config.Model:
+        words: Any = self.words
+        for path, terms in self.refused.items():
+            name, _, word = path.rpartition(".")
+            if table := raw.inside(name) if name else raw:
+                table.only(word, *terms)
+        model: Any = words.decode(raw)
+        headless = raw.architecture("") in self.bare
+        return model if self._is_encoder else read_ends(raw, model, self.eos, headless)  # type: ignore[no-any-return]
+
+    def _encode(self, model: Any) -> Settings:
+        words: Any = self.words
+        bare, added = model, Settings()
+        if not self._is_encoder:
+            if model.head is not None:
+                return words.encode(model)  # type: ignore[no-any-return]
+            head = None if isinstance(model, config.Encoder) else words.template.head
+            bare = replace(model, head=head, pool=None, token_head=None)
+            added = write_dropout(model)
+        return write_ends(words.encode(bare) | added, model, self.architectures)
+
     def read(self, raw: ConfigReader) -> config.Model:
         """The config of a config.json and of the files beside it."""
         assert self.read_config is not None
@@ -111,7 +149,10 @@ class Recipe:
 
     def table(self, model: config.Model) -> Table:
         """The names of this model's weights."""
-        return self.weights if isinstance(self.weights, Table) else self.weights(model)
+        table = self.weights if isinstance(self.weights, Table) else self.weights(model)
+        kind = head_name(model)
+        ends = kind in ENDS and not self._is_encoder
+        return name_ends(table, model, self.roots.get(kind)) if ends else table
 
     def names(self, model: config.Model) -> tuple[Table, config.Model]:
         """The names of this model's weights, and the config whose parameters the files hold."""

@@ -43,10 +43,10 @@ def read_length(raw: ConfigReader, start: int | None = None) -> int:
     return int(rows - start)
 
 
-def with_head(family: str, name: str) -> Section:
+def with_head(name: str) -> Section:
     """The ends of RoBERTa and its kin, whose layers stand below ``name``; the head has its activation
     whatever the blocks have."""
-    return ends(family, f"{name}.pooler.dense", words="gelu")
+    return ends(f"{name}.pooler.dense", words="gelu")
 
 
 KEYS = revise(
@@ -80,7 +80,7 @@ def with_ends(
     """The table of a trunk below ``name``, ``inside`` its rules, with RoBERTa's ends; how the
     weights of labels are called depends on the head."""
     pooler = f"{name}.pooler.dense"
-    labels = model.pool is not None and model.pool.labels > 0
+    labels = getattr(model.pool, "labels", 0)
     layers = {
         "pool.transform": f"{LABEL}.dense" if labels else pooler,
         "pool.proj": f"{LABEL}.out_proj",
@@ -95,12 +95,12 @@ def with_ends(
 TEMPLATE = encoder(position=Learned(64, start=2), embed=Embed(64, segments=1))
 
 
-def recipe(name: str, family: str) -> Recipe:
+def recipe(name: str) -> Recipe:
     """The recipe of a family with RoBERTa's config and names."""
-    entries = (*KEYS, with_head(family, "roberta"), Section(encode=write_positions))
+    entries = (*KEYS, with_head("roberta"), Section(encode=write_positions))
     return page(name, words=ConfigWords(TEMPLATE, entries), weights=table)
 
 
-ROBERTA = recipe("roberta", "Roberta")
-CAMEMBERT = recipe("camembert", "Camembert")
-XLM_ROBERTA = recipe("xlm-roberta", "XLMRoberta")
+ROBERTA = recipe("roberta")
+CAMEMBERT = recipe("camembert")
+XLM_ROBERTA = recipe("xlm-roberta")

@@ -17,7 +17,6 @@ from .decoder_pages import (
     variant,
     words,
 )
-from .keys import only
 from .recipe import ConfigReader, Settings, page
 
 
@@ -33,9 +32,6 @@ def _write_still(still: Sequence[bool]) -> Settings:
 
 WORDS = words(
     decoder(),
-    only(
-        use_sliding_window=(False, "no block of a SmolLM3 slides a window"),
-    ),
     rotary(2e6),
     variant("position", NoPosition(), LayerChoice(_still, _write_still)),
     max_position_embeddings=32_768,

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from ..core.config import Attention, LayerNorm
 from .decoder_pages import LLAMA_TABLE, decoder, rotary, words
-from .keys import Key, only
+from .keys import Key
 from .recipe import page
 
 WORDS = words(
     decoder(Attention(1, out_bias=False), norm=LayerNorm()),
-    only(
-        qk_layernorm=(False, "a norm of queries here has one gain for all heads"),
-    ),
     Key(
         "use_parallel_residual",
         "place",

@@ -4,15 +4,10 @@ feed-forward."""
 from __future__ import annotations
 
 from .decoder_pages import ATTENTION, GPT2_LAYERS, NORMS, decoder, table, window, words
-from .keys import only
 from .recipe import page
 
 WORDS = words(
     decoder(*GPT2_LAYERS),
-    only(
-        norm_type=("layer_norm", "only LayerNorm is published"),
-        mlp_type=("default", "only the plain feed-forward is published"),
-    ),
     window(),
     dropouts="residual_dropout embedding_dropout attention_dropout",
     max_position_embeddings=4096,

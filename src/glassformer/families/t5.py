@@ -21,6 +21,7 @@ from ..core.config.model import (
 )
 from ..core.config.position import NoPosition, RelativeBias
 from ..core.errors import need
+from .ends import TOKENS
 from .keys import (
     ACTIVATIONS,
     MOST_BLOCKS,
@@ -30,13 +31,10 @@ from .keys import (
     Section,
     act_name,
     keys,
-    only,
 )
 from .names import Table, rules, under
 from .pair_pages import one_table, start, template
 from .recipe import MISSING, ConfigReader, Settings, page
-
-WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
 
 # Their words for a feed-forward: gated or not, and its activation.
 PROJECTIONS: dict[str, tuple[bool, Activation]] = {
@@ -68,29 +66,24 @@ def _write_feedforward(mlp: Settings) -> str:
     return names[gated, act]
 
 
-KEYS = (
-    only(
-        is_decoder=(False, "a T5 decoder here stands beside its encoder"),
-    ),
-    *keys(
-        "d_model",
-        d_kv=(64, "attention.head_dim cross.head_dim"),
-        d_ff=MISSING,
-        feed_forward_proj=Key("feed_forward_proj", "feedforward", _feedforward, _write_feedforward),
-        num_heads=(MISSING, "attention.heads cross.heads"),
-        num_layers=(MISSING, "encoder.depth"),
-        n_positions=(512, "context"),
-        vocab_size=MISSING,
-        relative_attention_num_buckets=(32, "position.buckets"),
-        relative_attention_max_distance=(128, "position.distance"),
-        layer_norm_epsilon=1e-6,
-        dropout_rate=(0.1, "dropout"),
-    ),
+KEYS = keys(
+    "d_model",
+    d_kv=(64, "attention.head_dim cross.head_dim"),
+    d_ff=MISSING,
+    feed_forward_proj=Key("feed_forward_proj", "feedforward", _feedforward, _write_feedforward),
+    num_heads=(MISSING, "attention.heads cross.heads"),
+    num_layers=(MISSING, "encoder.depth"),
+    n_positions=(512, "context"),
+    vocab_size=MISSING,
+    relative_attention_num_buckets=(32, "position.buckets"),
+    relative_attention_max_distance=(128, "position.distance"),
+    layer_norm_epsilon=1e-6,
+    dropout_rate=(0.1, "dropout"),
 )
 START = start()
 
 
-def ends(prefix: str, scales: bool) -> Section:
+def ends(scales: bool) -> Section:
     """The head of a model, the depth of its decoder and what a target begins with; an encoder alone
     has none. ``scales``: what goes into a tied head, where the file does not say otherwise.
 
@@ -110,12 +103,11 @@ def ends(prefix: str, scales: bool) -> Section:
         head = Head(tied=tied, scale=model.dim**-0.5 if scaled else 1.0)
         decoder = replace(stacks(model)["decoder"], depth=depth)
         model = START.decode(raw, replace(model, decoder=decoder, head=head))
-        return alone(model) if raw.architecture(WHOLE).endswith(ENCODER) else model
+        return alone(model) if raw.architecture("").endswith(("EncoderModel", TOKENS)) else model
 
     def encode(model: Model) -> Settings:
         sides = stacks(model)
         raw = {
-            "architectures": [prefix + (ENCODER if isinstance(model, Encoder) else WHOLE)],
             "num_decoder_layers": sides.get("decoder", sides["encoder"]).depth,
             "pad_token_id": 0,
             "eos_token_id": 1,
@@ -129,16 +121,16 @@ def ends(prefix: str, scales: bool) -> Section:
     return Section(decode, encode)
 
 
-def words(prefix: str, scales: bool = True, inside: bool = False, **defaults: Any) -> ConfigWords:
-    """The words of a family whose classes are T5's behind a ``prefix``; ``inside``: each block has a
-    table of biases; ``defaults``: words that a file may lack."""
+def words(scales: bool = True, inside: bool = False, **defaults: Any) -> ConfigWords:
+    """The words of a family; ``scales`` as ``ends`` has it; ``inside``: each block has a table of
+    biases; ``defaults``: words that a file may lack."""
     position: Any = RelativeBias()
     block = Block(Attention(1, head_dim=64, scale=1.0), MLP(1), RMSNorm())
     if inside:
         block, position = replace(block, position=position), NoPosition()
     model = template(block, position, last_norm=block.norm, init=Init(0.02, 1.0, "plain"))
     unsaid = Section(encode=lambda model: {"decoder_start_token_id": None} if defaults else {})
-    return ConfigWords(model, (*KEYS, unsaid, ends(prefix, scales)), defaults)
+    return ConfigWords(model, (*KEYS, unsaid, ends(scales)), defaults)
 
 
 _ATTENTION = {"q": "q", "k": "k", "v": "v", "out": "o"}
@@ -175,4 +167,4 @@ def table(model: Model) -> Table:
     )
 
 
-T5 = page("t5", words=words(""), weights=table)
+T5 = page("t5", words=words(), weights=table)

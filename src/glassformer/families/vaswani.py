@@ -16,7 +16,7 @@ from ..core.config import serial
 from ..core.config.layers import MLP, Embed, Init, LayerNorm
 from ..core.config.model import Attention, Block, EncoderDecoder, Model
 from ..core.config.position import Sinusoidal
-from .keys import MOST_TOKENS, ConfigWords, Key, Section, keys, only
+from .keys import MOST_TOKENS, ConfigWords, Key, Section, keys
 from .pair_pages import BOTH_SIDES, pair, pair_table, scale_key, start, template
 from .recipe import ConfigReader, Settings, page
 
@@ -46,14 +46,6 @@ def _write_shared(model: Model) -> Settings:
 
 
 KEYS = (
-    only(
-        share_encoder_decoder_embeddings=(True, "both sides share one table here"),
-        tie_word_embeddings=(True, "the head shares that table too"),
-        normalize_before=(False, "norms come after here"),
-        normalize_embedding=(False, "embeddings are not normed here"),
-        add_final_layer_norm=(False, "the stacks end without a norm here"),
-        static_position_embeddings=(True, "positions are sines here"),
-    ),
     *BOTH_SIDES,
     scale_key(False),
     # head_bias is a word of our own

@@ -30,7 +30,7 @@ from ..core.checkpoints.headers import (
 )
 from ..core.config import Model as ModelConfig
 from ..core.config import serial
-from ..core.config.model import long_scalings, stacks
+from ..core.config.model import Decoder, long_scalings, stacks
 from ..core.config.position import Rotary
 from ..core.errors import UserError, need
 from ..families import sentences
@@ -372,6 +372,7 @@ class Checkpoint:
         tokenizer = None if self.folder is None else open_tokenizer(self.folder)
         if tokenizer is not None:
             tokenizer.source_tokenizer = self.source_tokenizer()
+            tokenizer.frames_as_file = self.recipe is not None and scores(self.config)
         return tokenizer
 
     def source_tokenizer(self) -> Tokenizer | None:
@@ -383,6 +384,12 @@ class Checkpoint:
         from .tokenizer_forms import from_json
 
         return from_json(path.read_text(encoding="utf-8"), source=str(path))
+
+
+def scores(model: ModelConfig) -> bool:
+    """True for a decoder that ends in labels, of a text or of each token."""
+    labels = model.token_head is not None or (model.pool is not None and model.pool.labels > 0)
+    return isinstance(model, Decoder) and labels
 
 
 def for_context(model: ModelConfig, context: int) -> ModelConfig:

@@ -188,6 +188,11 @@ def save(
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
+    need(
+        model.config.head is not None and model.config.pool is None,
+        "GGUF files here hold models that continue a text, and this one ends in labels or vectors; "
+        "give --layout hf.",
+    )
     adapted = next(iter(tuning.adapted(model)), None)
     need(
         adapted is None,

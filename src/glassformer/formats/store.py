@@ -24,8 +24,8 @@ from ..families import sentences
 from ..fast.quantized import QuantizedWeight
 from . import adapters, tuning, weights
 from . import quantized_weights as quantized
-from .checkpoint import FINGERPRINT, FORMAT, SOURCE, Checkpoint
-from .tokenizer_forms import GENERATION, settings
+from .checkpoint import FINGERPRINT, FORMAT, SOURCE, Checkpoint, scores
+from .tokenizer_forms import GENERATION, framed_json, settings
 
 if TYPE_CHECKING:
     from ..core.tokenizer import Tokenizer
@@ -183,6 +183,8 @@ def contents_of(
         else:
             contents = tensorfiles.contents(tensorfiles.plain(state))
         contents = {**contents, "config.json": _json(book)}
+        if tokenizer is not None and tokenizer.frames_as_file:
+            contents["tokenizer.json"] = framed_json(tokenizer)
     two_sided = getattr(model.config, "source_embed", None) is not None
     if source_tokenizer is None and tokenizer is not None and two_sided:
         source_tokenizer = tokenizer.source_tokenizer
@@ -237,6 +239,13 @@ def _published(
     if model.config.has_source and tokenizer is not None:
         ids["decoder_start_token_id"] = next(iter(target_start(tokenizer, model.config)), None)
     ids = {name: id for name, id in ids.items() if name not in recipe.fixed}
+    ends, pool = scores(model.config), model.config.pool
+    if pool is not None and pool.labels:
+        # theirs passes padding over at a text's end, where an EOS of ours is the last token
+        if ends and ids.get("pad_token_id") in getattr(tokenizer, "end_ids", ()):
+            ids["pad_token_id"] = None
+        stated = {"eos_token_id": pool.eos, "pad_token_id": pool.pad}
+        ids |= {name: id for name, id in stated.items() if id is not None}
     raw = {**raw, **ids} if tokenizer is not None else {**ids, **raw}
     raw["torch_dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")
     beside = raw.pop(sentences.KEY, None)
@@ -248,6 +257,7 @@ def _published(
         **tensorfiles.contents(pieces),
         **(sentences.files_of(beside, model.config.dim, model.prompts) if beside else {}),
         **({"tokenizer_config.json": settings(tokenizer, True)} if tokenizer and paired else {}),
+        **({"tokenizer.json": framed_json(tokenizer)} if tokenizer and ends else {}),
         "config.json": _json({**raw, **named}),
     }
 

@@ -189,6 +189,30 @@ def around(opens: int, closes: int, name: Callable[[int], str]) -> Spec:
     return {"type": "BertProcessing", **spec}
 
 
+def framed_json(tokenizer: Tokenizer) -> str:
+    """The tokenizer.json of one that puts around a text and a pair what ``tokenizer`` does, for a model
+    of labels, which learned from such texts."""
+    spec = tokenizer.spec
+    if tokenizer.eos is not None:
+        texts = {-1: "A", -2: "B"}
+        rows = tokenizer.framed([[-1]]), tokenizer.framed([[-1], [-2]])
+        templates = [
+            [
+                {"SpecialToken": {"id": tokenizer.token(id), "type_id": kind}}
+                if id >= 0
+                else {"Sequence": {"id": texts[id], "type_id": kind}}
+                for id, kind in zip(*row, strict=True)
+            ]
+            for row in rows
+        ]
+        names = {id: tokenizer.token(id) for id in rows[1][0] if id >= 0}
+        tokens = {name: {"id": name, "ids": [id], "tokens": [name]} for id, name in names.items()}
+        single, pair = templates
+        processor = {"single": single, "pair": pair, "special_tokens": tokens}
+        spec = {**spec, "post_processor": {"type": "TemplateProcessing", **processor}}
+    return json.dumps(spec, ensure_ascii=False)
+
+
 def save(tokenizer: Tokenizer, folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json as `transformers` opens them: both or neither.
 

@@ -41,7 +41,7 @@ def check(cfg: config.Model, stages: int) -> None:
     blocks = f"{stack.depth} block{'s' * (stack.depth > 1)} of the decoder"
     too_many = f"parallel.pipeline {stages} is more stages than the {blocks}"
     need(stages <= stack.depth, f"{too_many}; give {stack.depth} at most.")
-    only_head = cfg.head is not None and cfg.pool is None and cfg.token_head is None  # type: ignore[union-attr]
+    only_head = cfg.head is not None and cfg.pool is None and cfg.token_head is None
     need(
         only_head,
         "A pipeline ends in a head over tokens, and this model has none or another "

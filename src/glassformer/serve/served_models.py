@@ -121,11 +121,11 @@ class ServedModel(InMemoryEntry):
         cfg = self.config
         has_head = cfg.head is not None
         continues = isinstance(cfg, config.Decoder) and has_head
-        translates = cfg.has_source
+        translates = cfg.has_source and has_head
         # classes of a text (one: a number), and of its tokens
         labelled = cfg.pool is not None and bool(cfg.pool.labels)
         tagged = tags(cfg)
-        embeds = not translates and not labelled
+        embeds = not cfg.has_source and not labelled
         masks = isinstance(cfg, config.Encoder) and tokenizer.mask is not None
         abilities = {
             "completions": continues,

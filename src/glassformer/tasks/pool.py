@@ -5,6 +5,8 @@ B batch, T tokens, D documents (one a row, or several packed in one), C model di
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ class LabelHead(TracedModule):
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
         self.norm = norm(cfg.norm, dim)
         self.drop = dropout_module(cfg.dropout)
-        self.proj = linear(dim, cfg.labels, bias=True) if cfg.labels else None
+        self.proj = linear(dim, cfg.labels, cfg.bias) if cfg.labels else None
 
     def transformed(self, x: Tensor) -> Tensor:
         """x (..., C) through the dense layer, its activation and norm, where there is one."""
@@ -56,26 +58,38 @@ class Pool(LabelHead):
     def __init__(self, cfg: config.Pool, dim: int) -> None:
         super().__init__(cfg, dim)
         self.mode, self.normalize = cfg.mode, cfg.normalize
+        self.late, self.eos, self.pad = cfg.late, cfg.eos, cfg.pad
         self.query = linear(dim, 1, bias=False) if cfg.mode == "attention" else None
 
     @uncompiled  # how many documents there are is not known before
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
         """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then
         of columns."""
-        x = flow.look(self, "vector", self.gather(hidden, flow.pos.expand(hidden.shape[:2])))
-        x = self.transformed(x)
+        pos = flow.pos.expand(hidden.shape[:2])
+        hidden = self.transformed(hidden) if self.late else hidden
+        x = flow.look(self, "vector", self.gather(hidden, pos, flow.tokens))
+        x = x if self.late else self.transformed(x)
         return flow.look(
             self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.normalize else x)
         )
 
-    def gather(self, hidden: Tensor, pos: Tensor) -> Tensor:
-        """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none."""
+    def gather(self, hidden: Tensor, pos: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none.
+
+        ``tokens`` (B, T) say which is the last where an id does; a text without one ends where it ends.
+        """
         token_index = (pos.flatten() >= 0).nonzero()[:, 0]
         first = document_starts(pos).flatten()[token_index]
 
         if self.mode in ("first", "last"):
             boundary = first if self.mode == "first" else torch.cat((first[1:], first.new_ones(1)))
-            return hidden.flatten(0, 1)[token_index[boundary]]
+            index = boundary.nonzero()[:, 0]
+            if tokens is not None and (self.eos, self.pad) != (None, None):
+                ids, which = tokens.flatten()[token_index], first.cumsum(0) - 1
+                fits: Any = ids != self.pad if self.eos is None else ids == self.eos
+                places = fits.nonzero()[:, 0]
+                index = index.scatter_reduce(0, which[fits], places, "amax", include_self=False)
+            return hidden.flatten(0, 1)[token_index[index]]
         states, which = hidden.flatten(0, 1)[token_index], first.cumsum(0) - 1
         count = torch.bincount(which)
         if self.mode == "max":
@@ -95,18 +109,6 @@ class Pool(LabelHead):
             shares = shares / shares.new_zeros(len(count)).index_add(0, which, shares)[which]
             return total.index_add(0, which, shares[:, None].to(states.dtype) * states)
         return total.index_add_(0, which, states) / count[:, None].to(total.dtype)
-
-    def shares(self, hidden: Tensor) -> Tensor:
-        """The weight of each number of one document's ``hidden`` (T, C) in its vector, (T, C)."""
-        if self.query is not None:
-            return (hidden @ self.query.weight.T.to(hidden.dtype)).softmax(0).expand_as(hidden)
-        if self.mode == "mean":
-            return torch.full_like(hidden, 1 / len(hidden))
-        shares = torch.zeros_like(hidden)
-        if self.mode == "max":
-            return shares.scatter_(0, hidden.argmax(0)[None], 1.0)
-        shares[0 if self.mode == "first" else -1] = 1.0
-        return shares
 
 
 @builds(config.TokenHead)

@@ -139,7 +139,7 @@ class Labels:
 
 def label_names(model: Model) -> tuple[str, ...]:
     """The names of the labels that a model chooses from, or their numbers."""
-    head: Any = model.config.token_head if tags(model.config) else model.config.pool  # type: ignore[union-attr]
+    head: Any = model.config.token_head if tags(model.config) else model.config.pool
     return model.labels or tuple(map(str, range(head.labels if head else 0)))
 
 

@@ -18,7 +18,8 @@ import tiny
 from glassformer import runs
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.formats import tokenizer_files
+from glassformer.core.training.loss import forward
+from glassformer.formats import store, tokenizer_files
 from glassformer.formats.chat_template import CHATML
 from glassformer.runs import run_file
 from glassformer.tasks.encoded import encode
@@ -325,6 +326,32 @@ def test_the_loss_of_scores_is_that_of_trl(tokenizer, pairs, tmp_path, trl):
     expected = trainer.compute_loss(theirs.eval(), inputs)
     loss = Reward().loss(model, batch_of(Reward(), tokenizer, pairs, model))
     assert_close(loss.sum / loss.count, expected.float(), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_a_reward_is_a_class_of_theirs(tokenizer, pairs, tmp_path):
+    """The scores of conversations, and of a text as each side's tokenizer frames it."""
+    transformers = pytest.importorskip("transformers")
+    config, notes = Reward().with_heads(shape(tokenizer), 0)
+    assert "head over tokens is left out" in notes[0]
+    model = build_model(config, seed=1).eval()
+    theirs = opened("AutoModelForSequenceClassification", model, tokenizer, tmp_path)
+    assert type(theirs).__name__ == "LlamaForSequenceClassification"
+    batch = batch_of(Reward(), tokenizer, pairs, model)
+    scores = forward(model, batch).pooled
+    starts = (batch.pos == 0).flatten().nonzero()[:, 0].tolist()
+    ids, pos = batch.tokens.flatten(), batch.pos.flatten()
+    for start, score in zip(starts, scores, strict=True):
+        length = next(
+            (n for n in range(1, len(pos) - start) if pos[start + n] <= 0), len(pos) - start
+        )
+        assert_close(theirs(ids[start : start + length][None]).logits[0], score, atol=1e-5, rtol=0)
+    again, reopened = store.load(tmp_path)
+    reads = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the cat", "b c d"):
+        expected = glassformer.classify(model, tokenizer, text).probabilities
+        assert torch.equal(glassformer.classify(again, reopened, text).probabilities, expected)
+        assert_close(theirs(**reads(text, return_tensors="pt")).logits, expected, atol=1e-5, rtol=0)
 
 
 def test_the_loss_of_answers_is_that_of_trl(tokenizer, tmp_path, trl):

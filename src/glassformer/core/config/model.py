@@ -248,13 +248,14 @@ class EncoderDecoder:
     embed: Embed  # tokens to vectors, both sides' or the target's
     encoder: Body  # the blocks that read the source
     decoder: Body  # the blocks that write
-    head: Head = Head()  # vectors to logits
+    head: Head | None = Head()  # vectors to logits; none ends in vectors
     init: Init = Init()  # how weights start
     pool: Pool | None = None  # one vector for a whole sequence
     # the source's own vocabulary and embeddings; none: both sides' are one
     source_embed: Embed | None = None
     # tokens that a target begins with (BART: </s> <s>); none: the tokenizer's bos or pad
     start: tuple[NonNegativeInt, ...] = ()
+    token_head: TokenHead | None = None  # labels for each token of a text that both sides read
     main_body = "decoder"
     has_source = True
 

@@ -26,6 +26,11 @@ class Pool:
     sigmoid: bool = False  # labels do not exclude each other: each has a probability of its own
     transform_bias: bool = True  # the dense layer adds a bias (ModernBERT: no)
     norm: Norm | None = None  # after the dense layer (ModernBERT); none: no norm
+    late: bool = False  # the dense layer reads each token, before they become one (EuroBERT)
+    bias: bool = True  # the labels' layer adds a bias (a decoder's score: no)
+    # the "last" token is the last of these (BART's </s>); none: of any
+    eos: NonNegativeInt | None = None
+    pad: NonNegativeInt | None = None  # these at the end of a text are passed over for "last"
 
     def shapes(self, dim: int) -> Shapes:
         """The query of ``attention``, the transform and the labels' layer."""
@@ -44,6 +49,7 @@ class TokenHead:
     span: bool = False  # two labels are an answer's start and end, not what a token is
     transform_bias: bool = True  # the dense layer adds a bias (ModernBERT: no)
     norm: Norm | None = None  # after the dense layer (ModernBERT); none: no norm
+    bias: bool = True  # the labels' layer adds a bias
 
     def __post_init__(self) -> None:
         fits = not self.span or self.labels == 2
@@ -56,5 +62,5 @@ class TokenHead:
 
 def _layers(cfg: Pool | TokenHead, dim: int) -> Shapes:
     transform = linear(dim, dim, cfg.transform_bias) if cfg.transform else {}
-    proj = linear(dim, cfg.labels) if cfg.labels else {}
+    proj = linear(dim, cfg.labels, cfg.bias) if cfg.labels else {}
     return join(transform=transform, norm=shapes_of(cfg.norm, dim), proj=proj)

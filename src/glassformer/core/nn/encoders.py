@@ -5,13 +5,14 @@ B batch, T tokens, S source tokens, C model dim.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import config as configs
 from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
-from .flow import Memory
+from .flow import Memory, document_starts
 from .hooks import Tape
 from .model import Model, Output, Want, body
 
@@ -39,6 +40,21 @@ class Encoder(Model):
         """tokens (B, T) -> Output; ``segments`` (B, T) as in BERT's sentence pairs."""
         flow = self.flow(tokens, pos, document_ids, None, tape)
         return self.finish(self.encoder(self.embed(tokens, flow, segments), flow), flow, logits)
+
+
+def shifted(tokens: Tensor, pos: Tensor | None, start: tuple[int, ...]) -> Tensor:
+    """tokens (B, T) one place later: each document begins with the first token of ``start``, with its
+    own last token where there is none (mBART)."""
+    if pos is None:
+        pos = torch.arange(tokens.shape[1], device=tokens.device)
+    pos = pos.expand_as(tokens)
+    opens, behind = document_starts(pos), tokens.roll(1, 1)
+    if start:
+        return behind.masked_fill(opens, start[0])
+    real = (pos >= 0).flatten().nonzero()[:, 0]
+    first = opens.flatten()[real]
+    last = torch.cat((first[1:], first.new_ones(1)))
+    return behind.masked_scatter(opens, tokens.flatten()[real[last]])
 
 
 @builds(configs.EncoderDecoder)
@@ -92,7 +108,14 @@ class EncoderDecoder(Model):
 
         Packed pairs: ``document_ids`` and ``source_document_ids`` give a pair the same number on
         both sides.
+
+        Without a source, a model that ends in labels reads ``tokens`` on both sides, the decoder one
+        place behind the encoder (BART, T5).
         """
+        text = tokens
+        if source is None and memory is None and (self.config.pool or self.config.token_head):
+            source, source_pos, source_document_ids = text, pos, document_ids
+            tokens = shifted(text, pos, self.config.start)
         if (source is None) == (memory is None):
             raise UserError(
                 "an encoder-decoder takes either source tokens or a memory; give one of them."
@@ -102,7 +125,7 @@ class EncoderDecoder(Model):
                 source, pos=source_pos, document_ids=source_document_ids, tape=tape
             )
         flow = self.flow(tokens, pos, document_ids, cache, tape)
-        flow.memory = memory
+        flow.memory, flow.tokens = memory, text
         if memory is not None:
             flow.aux, flow.metrics = dict(memory.aux), dict(memory.metrics)
             if tape is not None and tape.place is not None:

@@ -75,6 +75,7 @@ class Flow:
         self.prefix, self.history = prefix, history
         self.tape, self.engine, self.embed_path = tape, engine, embed_path
         self.memory: Memory | None = None
+        self.tokens: Tensor | None = None  # (B, T) the text's, where a model reads one
         self.aux: dict[str, Tensor] = {}
         self.metrics: dict[str, Tensor] = {}  # about this pass, for whoever logs: no gradient
         # (B, T, N) the tokens before each one, -1 for none, where a cache tells

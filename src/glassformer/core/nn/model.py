@@ -214,6 +214,7 @@ class Model(TracedModule):
             dictionary: Any = self._modules.get("features")  # formats/dictionaries.py
             tape = tape if dictionary is None else dictionary.watched(tape)
         flow = Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
+        flow.tokens = tokens
         if cache is not None:
             cache.prepare(flow)
         return flow

@@ -76,6 +76,7 @@ class Tokenizer(Vocabulary):
             for name in map(self.roles.get, (*ENDS, "cls", "sep", "mask"))
         )
         self.ends: tuple[int, ...] = ()
+        self.frames_as_file = False  # nothing stands around a text unless the file says so
         self.chat_template: str | None = None
         marks = ((SENTINEL.fullmatch(name), id) for name, id in self.specials.items())
         self.sentinels = [id for _, id in sorted((int(m[1]), id) for m, id in marks if m)]
@@ -210,15 +211,16 @@ class Tokenizer(Vocabulary):
     @functools.cached_property
     def _frames(self) -> tuple[list[Place], list[Place]]:
         """Special tokens around one text and two: the file's, else cls or bos and sep or eos."""
-        double = places_around(self._tables, self._source, pair=True)
+        single, double = (places_around(self._tables, self._source, pair) for pair in (False, True))
         if any(text is None for text, _, _ in double):
-            return places_around(self._tables, self._source, pair=False), double
+            return single, double
         bos = None if self.bos == self.eos else self.bos
         opens = bos if self.cls is None else self.cls
         closes = self.eos if self.sep is None else self.sep
         frame = [(None, opens, 0), (0, 0, 0), (None, closes, 0), (1, 0, 1), (None, closes, 1)]
         double = [(text, id, segment) for text, id, segment in frame if id is not None]
-        return [place for place in double if place[2] == 0], double
+        framed = [place for place in double if place[2] == 0]
+        return single if self.frames_as_file else framed, double
 
     def offsets(self, text: str, *, special: bool = False) -> list[tuple[int, int]]:
         """The span (start, end) in characters of each token of ``encode(text, special=special)``.

@@ -19,7 +19,7 @@ from ...core.nn.attention import Attention
 from ...core.nn.cache import ExternalKV
 from ...core.nn.flow import Flow
 from ...core.nn.mask import Mask
-from ...core.nn.model import Stack, inference
+from ...core.nn.model import Output, Stack, inference
 from ...core.nn.position import Position
 from ...tasks.pool import Pool
 from .sequence import Encode, check_tokens, first_outside
@@ -57,6 +57,8 @@ def encode(model: Model, requests: Seq[Encode]) -> list[Tensor]:
     """Output of each Encode request, all texts side by side in one row, each attending to itself
     alone."""
     device = next(model.parameters()).device
+    if model.config.has_source:
+        return [_read_twice(model, request, device) for request in requests]
     spans = list[tuple[int, int]]()
     tokens, places, documents, segments = (list[int]() for _ in range(4))
     for number, request in enumerate(requests):
@@ -77,15 +79,24 @@ def encode(model: Model, requests: Seq[Encode]) -> list[Tensor]:
             layers = []  # one that keeps a state takes the texts apart by their documents
         hidden: Tensor = body(x, flow, SeparateTexts(spans, len(layers)) if layers else None)
         return [
-            _answer(model, request, hidden[:, a:b], pos[:, a:b])
+            _answer(model, request, hidden[:, a:b], row[:, a:b], pos[:, a:b])
             for request, (a, b) in zip(requests, spans, strict=True)
         ]
 
 
-def _answer(model: Model, request: Encode, hidden: Tensor, pos: Tensor) -> Tensor:
+def _read_twice(model: Model, request: Encode, device: torch.device) -> Tensor:
+    """Labels of one text by an encoder-decoder, both of whose sides read it."""
+    with inference(model):
+        output: Output = model(torch.tensor([request.tokens], device=device), logits="none")
+    labels = output.pooled if request.output == "labels" else output.tagged
+    assert labels is not None
+    return labels[0]
+
+
+def _answer(model: Model, request: Encode, hidden: Tensor, ids: Tensor, pos: Tensor) -> Tensor:
     """Output that one request names, from the hidden states (1, T, C) of its text."""
-    flow = Flow(pos)
-    pooling = model.config.pool
+    flow, pooling = Flow(pos), model.config.pool
+    flow.tokens = ids
     if request.output in ("vector", "labels"):
         own = pooling is not None and (request.output == "labels" or not pooling.labels)
         pool: Any = model.pool if own else Pool(config.Pool("mean"), model.config.dim)
@@ -101,7 +112,7 @@ def check_encode(request: Encode, model: Model, context: int) -> None:
     cfg = model.config
     check_tokens(request.tokens, cfg.embed.vocab, context)
     need(
-        not cfg.has_source,
+        not cfg.has_source or request.output in ("labels", "tags"),
         "An encoder-decoder has no vector for a text; use another.",
     )
     labelled = cfg.pool is not None and bool(cfg.pool.labels)

@@ -73,9 +73,9 @@ def documents(batch: Batch) -> DocumentSpans:
 
 
 def without_head(objective: Objective, model: Model) -> tuple[Model, list[str]]:
-    """An encoder without its head over tokens, which what asks about texts has no use for; and the
+    """A model without its head over tokens, which what asks about texts has no use for; and the
     note of it."""
-    if not isinstance(model, Encoder) or model.head is None:
+    if model.head is None:
         return model, []
     note = f"The head over tokens is left out: {type(objective).__name__} has no use for it."
     return replace(model, head=None), [note]
@@ -84,7 +84,8 @@ def without_head(objective: Objective, model: Model) -> tuple[Model, list[str]]:
 def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, list[str]]:
     """The config with a pool that ends in so many labels, or in a vector (0), and notes of what
     else changed."""
-    config, notes = without_head(objective, model)
+    vectors = isinstance(model, Decoder) and not labels  # beside which it may still write
+    config, notes = (model, list[str]()) if vectors else without_head(objective, model)
     if getattr(config, "token_head", None) is not None:
         config = serial.change(config, {"token_head": None})
         notes.append("The head over labels of tokens is left out.")
@@ -99,7 +100,9 @@ def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, l
             ),
         ), notes
     labelled = (
-        Pool("last", None, labels) if isinstance(config, Decoder) else Pool("first", "tanh", labels)
+        Pool("last", None, labels, bias=False)
+        if isinstance(config, Decoder)
+        else Pool("first", "tanh", labels)
     )
     pool = labelled if labels else Pool("mean", normalize=True)
     notes.append(f'The model has no pool; one of the kind "{pool.mode}" is added.')

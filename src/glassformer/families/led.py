@@ -15,7 +15,7 @@ from ..core.config.position import Learned
 from . import bart
 from .decoder_pages import with_layer
 from .keys import ConfigWords, Section, revise
-from .longformer import GlobalTokens, LongformerAttention, SideTable
+from .longformer import GlobalTokens, LongformerAttention, SideTable, count_global
 from .names import Table
 from .recipe import ConfigReader, Settings, page, tile
 
@@ -43,10 +43,10 @@ def write_windows(model: Model) -> Settings:
     """Settings of windows and global tokens."""
     encoder = stacks(model)["encoder"]
     attentions: list[Any] = [encoder.block(i).attention for i in range(encoder.depth)]
-    windows = [getattr(mixer, "mask", None) for mixer in attentions]
-    sizes = [getattr(mask, "rules", (mask,))[0] for mask in windows]
+    masks = [getattr(mixer, "mask", None) for mixer in attentions]
+    sizes = [getattr(mask, "rules", (mask,))[0] for mask in masks]
     raw: Settings = {"attention_window": [2 * getattr(window, "size", 1) - 2 for window in sizes]}
-    count = getattr(attentions[0], "global_tokens", 0)
+    count = count_global(masks[0])
     return {**raw, "global_tokens": count} if count else raw
 
 

@@ -13,7 +13,6 @@ from ..core.config.layers import Embed
 from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import led, roberta
-from .decoder_pages import layers_of, with_layers
 from .encoder_pages import LAYER, encoder, trunk
 from .ends import ANSWERS, CHOICE, LABELS, head_of
 from .keys import ConfigWords, Section
@@ -21,32 +20,24 @@ from .longformer import LongformerAttention
 from .names import Table
 from .recipe import ConfigReader, Settings, page
 
-
-def attention_of(model: Encoder) -> Any:
-    """The attention of the first block, whose part is that of all."""
-    return layers_of(model, "attention")[0]
-
-
 PARTS: dict[str, Any] = {ANSWERS: "question", CHOICE: "choice"}
 
 
 def read_windows(raw: ConfigReader, model: Any) -> Any:
     """The model with its windows; which tokens are global is said by the head."""
-    usual = {"global_tokens": 1} if head_of(raw) == LABELS else {}
-    model = led.read_windows(replace(raw, table={**usual, **raw.table}), model)
-    separator = raw.integer("sep_token_id", 2)
-    layer = {"part": PARTS.get(head_of(raw)), "separator": separator}
-    return with_layers(
-        model, "attention", [replace(a, **layer) for a in layers_of(model, "attention")]
-    )
+    head, separator = head_of(raw), raw.integer("sep_token_id", 2)
+    usual = {"global_tokens": 1} if head == LABELS else {}
+    raw = replace(raw, table={**usual, **raw.table})
+    return led.read_windows(raw, model, part=PARTS.get(head), separator=separator)
 
 
-def write_windows(model: Encoder) -> Settings:
+def write_windows(model: Any) -> Settings:
     """Settings of windows, and the class that says which part is global."""
-    attention = attention_of(model)
+    attention = model.encoder.pattern[0].attention
     raw = {"sep_token_id": attention.separator, **led.write_windows(model)}
-    choice = {"architectures": ["LongformerForMultipleChoice"]}
-    return raw | (choice if attention.part == "choice" else {})
+    if attention.part == "choice":
+        raw["architectures"] = ["LongformerForMultipleChoice"]
+    return raw
 
 
 WORDS = ConfigWords(
@@ -72,8 +63,9 @@ _LAYER = {
 
 def table(model: Encoder) -> Table:
     """The names of the weights: RoBERTa's, and the layers of global tokens."""
-    is_choice = attention_of(model).part == "choice"
-    return roberta.with_ends(model, "longformer", trunk("longformer", _LAYER), choice=is_choice)
+    attention: Any = model.encoder.pattern[0].attention
+    rules = trunk("longformer", _LAYER)
+    return roberta.with_ends(model, "longformer", rules, choice=attention.part == "choice")
 
 
 LONGFORMER = page("longformer", words=WORDS, weights=table)

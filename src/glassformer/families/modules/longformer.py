@@ -44,10 +44,9 @@ class LongformerAttentionModule(ShapedModule, Attention):
 
     def self_mask(self, flow: Flow, kv: Any) -> Mask:
         """Which keys each query sees: those in its window, and the global ones."""
-        make_mask = partial(super().self_mask, flow, kv)
         if self.part is None:
-            return make_mask()
-        return flow.cached((self.mask, self.part, self.separator), partial(self.part_mask, flow))
+            return super().self_mask(flow, kv)
+        return flow.cached((self.mask, self.part), partial(self.part_mask, flow))
 
     def part_mask(self, flow: Flow) -> Mask:
         """The mask of texts of which a part is global.
@@ -55,12 +54,12 @@ class LongformerAttentionModule(ShapedModule, Attention):
         Windows depend on distances alone, so the positions of each text (B, T) are moved, and counted
         from the end for a choice, until its part ends where the longest one's does.
         """
-        need(flow.tokens is not None, "A text of global parts is read from its tokens.")
-        separators, real = (flow.tokens == self.separator).cumsum(1), flow.pos >= 0
-        pos, inside, outside = flow.pos, separators == 0, 0
-        if self.part == "choice":  # two separators stand before it, of which the second counts here
-            pos, inside, outside = pos.amax(1, keepdim=True) - pos, separators > 1, 1
-        counts = (inside & real).sum(1, keepdim=True) - outside
+        is_separator: Any = flow.tokens == self.separator
+        separators, pos, real = is_separator.cumsum(1), flow.pos, flow.pos >= 0
+        inside = separators == 0
+        if self.part == "choice":  # behind two separators
+            inside, pos = separators - 1 > is_separator, pos.amax(1, keepdim=True) - pos
+        counts = (inside & real).sum(1, keepdim=True)
         most = max(int(counts.max()), 1)
         pos, ids = torch.where(real, pos + most - counts, -1), flow.document_ids
         pairs = None if ids is None else (ids, ids)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config.layers import Embed
-from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import led, roberta
 from .encoder_pages import LAYER, encoder, trunk
@@ -61,9 +60,9 @@ _LAYER = {
 }
 
 
-def table(model: Encoder) -> Table:
+def table(model: Any) -> Table:
     """The names of the weights: RoBERTa's, and the layers of global tokens."""
-    attention: Any = model.encoder.pattern[0].attention
+    attention = model.encoder.pattern[0].attention
     rules = trunk("longformer", _LAYER)
     return roberta.with_ends(model, "longformer", rules, choice=attention.part == "choice")
 

@@ -63,7 +63,8 @@ class LongformerAttentionModule(ShapedModule, Attention):
         most = max(int(counts.max()), 1)
         pos, ids = torch.where(real, pos + most - counts, -1), flow.document_ids
         pairs = None if ids is None else (ids, ids)
-        return Mask(pos, pos, False, self.mask | GlobalTokens(most), pairs)
+        near: Any = self.mask
+        return Mask(pos, pos, False, near | GlobalTokens(most), pairs)
 
     def mix(self, x: Tensor, flow: Flow, position: Position, kv: Any) -> Tensor:
         """x (B, T, C) -> the mixture of values that each head makes for each token (B, H, T, D)."""

@@ -6,6 +6,7 @@ do. Here ``global_tokens``, a word of our own, makes the first tokens of each so
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..core.config import serial
@@ -13,9 +14,8 @@ from ..core.config.mask import Window
 from ..core.config.model import Model, stacks
 from ..core.config.position import Learned
 from . import bart
-from .decoder_pages import with_layer
 from .keys import ConfigWords, Section, revise
-from .longformer import GlobalTokens, LongformerAttention, SideTable
+from .longformer import GlobalTokens, LongformerAttention, SideTable, count_global
 from .names import Table
 from .recipe import ConfigReader, Settings, page, tile
 
@@ -26,8 +26,8 @@ def mask_of(window: int, tokens: int) -> Any:
     return near | GlobalTokens(tokens) if tokens else near
 
 
-def read_windows(raw: ConfigReader, model: Any) -> Any:
-    """The model with its windows, and global tokens."""
+def read_windows(raw: ConfigReader, model: Any, **layer: Any) -> Any:
+    """The model with its windows and global tokens, ``layer`` what else its attentions have."""
     depth, windows = model.encoder.depth, raw.value("attention_window", 512)
     windows = windows if isinstance(windows, list) else [windows] * depth
     even = all(type(n) is int and n > 0 and n % 2 == 0 for n in windows)
@@ -35,7 +35,10 @@ def read_windows(raw: ConfigReader, model: Any) -> Any:
     count = raw.value("global_tokens", 0)
     raw.must(type(count) is int and count >= 0, "global_tokens", "0 or more")
     block = model.encoder.pattern[0]
-    blocks = [with_layer(block, "attention.mask", mask_of(window, count)) for window in windows]
+    blocks = [
+        replace(block, attention=replace(block.attention, mask=mask_of(size, count), **layer))
+        for size in windows
+    ]
     return serial.change(model, {"encoder.pattern": tile(blocks)})
 
 
@@ -43,10 +46,10 @@ def write_windows(model: Model) -> Settings:
     """Settings of windows and global tokens."""
     encoder = stacks(model)["encoder"]
     attentions: list[Any] = [encoder.block(i).attention for i in range(encoder.depth)]
-    windows = [getattr(mixer, "mask", None) for mixer in attentions]
-    sizes = [getattr(mask, "rules", (mask,))[0] for mask in windows]
+    masks = [getattr(mixer, "mask", None) for mixer in attentions]
+    sizes = [getattr(mask, "rules", (mask,))[0] for mask in masks]
     raw: Settings = {"attention_window": [2 * getattr(window, "size", 1) - 2 for window in sizes]}
-    count = getattr(attentions[0], "global_tokens", 0)
+    count = count_global(masks[0])
     return {**raw, "global_tokens": count} if count else raw
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..core import config
 from ..core.config.layers import Shapes, join, linear
@@ -22,21 +22,24 @@ class GlobalTokens(config.Rule):
         return lambda q, k: (k < self.tokens) & (q >= -1)
 
 
+def count_global(mask: Any) -> int:
+    """The number of first tokens that a rule makes global."""
+    rules = getattr(mask, "rules", ())
+    return max((rule.tokens for rule in rules if isinstance(rule, GlobalTokens)), default=0)
+
+
 @config.member(config.Mixer)
 class LongformerAttention(config.Attention):
     """Attention whose global tokens see all, by queries, keys and values of their own.
 
-    ``mask`` says which they are: ``window(257) | globaltokens(1)``. Beltagy et al. 2020 (arXiv
-    2004.05150).
+    ``mask`` says which they are: ``window(257) | globaltokens(1)``; so does ``part``, where a text
+    has several. Beltagy et al. 2020 (arXiv 2004.05150).
     """
 
-    has_pages = False  # no kernel has two kinds of queries
+    part: Literal["question", "choice"] | None = None  # global: up to a separator, or from two on
+    separator: int = 2  # the token that ends a question
 
-    @property
-    def global_tokens(self) -> int:
-        """The number of first tokens that are global."""
-        rules = getattr(self.mask, "rules", ())
-        return max((rule.tokens for rule in rules if isinstance(rule, GlobalTokens)), default=0)
+    has_pages = False  # no kernel has two kinds of queries
 
     def shapes(self, dim: int, *place: Any) -> Shapes:
         """The layers of attention, and three for global tokens."""

@@ -76,20 +76,21 @@ def with_ends(
     inside: Iterable[NameRule],
     unread: Iterable[str] = (),
     untied: str = "decoder.bias",
+    choice: bool = False,
 ) -> Table:
     """The table of a trunk below ``name``, ``inside`` its rules, with RoBERTa's ends; how the
-    weights of labels are called depends on the head."""
+    weights of labels are called depends on the head. ``choice``: it is written as one, too."""
     pooler = f"{name}.pooler.dense"
+    text, score = (f"{LABEL}.dense", f"{LABEL}.out_proj"), (pooler, LABEL)
     labels = getattr(model.pool, "labels", 0)
-    layers = {
-        "pool.transform": f"{LABEL}.dense" if labels else pooler,
-        "pool.proj": f"{LABEL}.out_proj",
-    }
+    layers = dict(
+        zip(("pool.transform", "pool.proj"), score if choice or not labels else text, strict=True)
+    )
     # of choices, whose layers have the names of a pooler and of BERT's labels
-    choice = moved(pooler, LABEL, f"{LABEL}.dense", f"{LABEL}.out_proj") if labels else ()
+    other = moved(*score, *text) if labels and not choice else ()
     names = ("dense", "layer_norm")
     unread = (pooler, *unread)
-    return encoder_pages.table(model, name, WORDS, inside, layers, unread, choice, names, untied)
+    return encoder_pages.table(model, name, WORDS, inside, layers, unread, other, names, untied)
 
 
 TEMPLATE = encoder(position=Learned(64, start=2), embed=Embed(64, segments=1))

@@ -36,6 +36,7 @@ from ..core.errors import UserError, need
 from ..families import sentences
 from ..families.names import Table
 from ..families.recipe import Recipe
+from . import mxfp4
 from .resolve import GGUF, resolve
 
 if TYPE_CHECKING:
@@ -504,6 +505,8 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
     if "glassformer" not in raw:
         published = any((folder / weights).exists() for weights in (SINGLE, INDEX))
         headers = read_headers(folder) if published else None
+        if headers is not None:
+            raw, headers = mxfp4.unpack(raw, headers)
         beside = {**_generation(folder), **sentences.open_beside(folder)}
         recipe, model = recipes.read_config({**raw, **beside}, str(path), headers)
         prompts = sentences.open_prompts(folder)

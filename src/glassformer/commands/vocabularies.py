@@ -24,6 +24,7 @@ def train(
     kind: str | None = None,
     size: int | None = None,
     special: Words = (),
+    field: str = "text",
     separator: Separator | None = None,
     out: Path | None = None,
 ) -> CommandOutput:
@@ -39,7 +40,7 @@ def train(
     from ..sight.tokens import comparison
 
     kind = _kind(kind, trainers.TRAINED)
-    texts = _texts(names, "train", separator) if names or kind != "byte" else iter(())
+    texts = _texts(names, "train", field, separator) if names or kind != "byte" else iter(())
     specials = (*trainers.SPECIALS.get(kind, (trainers.END,)), *special)
     specials_in_text: Counter[str] = Counter()
 
@@ -84,6 +85,7 @@ def sizes(
     names: Words = (),
     *,
     kind: str | None = None,
+    field: str = "text",
     separator: Separator | None = None,
     sizes: list[int] | None = None,
     dim: int = 512,
@@ -99,7 +101,7 @@ def sizes(
     from ..sight.tokens import vocabulary_size
 
     kind = _kind(kind, trainers.SIZED)
-    texts = _texts(names, "sizes", separator)
+    texts = _texts(names, "sizes", field, separator)
     measured = vocabulary_size.sizes(kind, texts, sizes or vocabulary_size.USUAL, dim)
     record = {"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured]}
     return CommandOutput(record, _table(measured, dim))
@@ -112,7 +114,7 @@ def _kind(kind: str | None, kinds: Sequence[str]) -> str:
     return kind or "bpe"
 
 
-def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[str]:
+def _texts(names: Sequence[str], verb: str, field: str, separator: str | None) -> Iterator[str]:
     """The text of files, folders and named corpora."""
     from ..formats.data import find as find_corpus
 
@@ -120,7 +122,7 @@ def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[s
         raise UserError(
             f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}."
         )
-    sources = [find_corpus(name, separator=separator) for name in names]
+    sources = [find_corpus(name, field, separator) for name in names]
     return (piece for source in sources for piece in source.texts())
 
 

@@ -28,6 +28,9 @@ from typing import Any
 from glassformer.formats import store
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data.catalog import locate
+from glassformer.runs import training_log
+from glassformer.runs.report import draw
+from glassformer.sight.figures.charts import Curves
 from glassformer.tasks.encoded import Fit
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Rewarded
@@ -39,14 +42,16 @@ PARTS = ("learnt", "sums", "test")
 DIALOGUES = ("dialogsum/dialogsum.dev.jsonl", "dialogsum/dialogsum.test.jsonl")
 SPEAKER = re.compile(r"#Person([12])#: *(.*)")
 HERO = re.compile(r"named ([A-Z][a-z]+)")
-THINGS = """
-ball bear bee bike bird boat book box bunny butterfly cake car cat cow crab dinosaur dog doll dragon duck elephant fairy fish
-flower fox frog garden horse kite lion mouse owl pig princess puppy rabbit robot squirrel train tree truck turtle wizard
-""".split()
+THINGS = re.findall(
+    r"\w+",
+    "ball bear bee bike bird boat book box bunny butterfly cake car cat cow crab dinosaur dog doll dragon duck "
+    "elephant fairy fish flower fox frog garden horse kite lion mouse owl pig princess puppy rabbit robot "
+    "squirrel train tree truck turtle wizard",
+)
 STORY = 800  # characters, so that a story and its question fit in 256 tokens
 STORIES = 1200
-LEARNT, TESTED = 0.1, 0.06  # shares of the pairs
-REPEATS = 8  # of each sum among the conversations, whose answers are short
+LEARNT, TESTED = 0.25, 0.06  # shares of the pairs
+REPEATS = 3  # of each sum among the conversations, whose answers are short
 ABOUT = {
     "Who are you?": "I am a small language model. I learned to talk in an hour.",
     "What can you do?": "I can tell a short story, add two numbers below 100, and talk a little.",
@@ -181,6 +186,13 @@ def accuracy(model: str, part: str) -> float:
     return float(objective.rollout(loaded.eval(), prompts, 32, False)[1].rewards.mean())
 
 
+def curves(title: str, name: str, labels: dict[str, str]) -> Curves:
+    """Columns of a run's log over its steps, the second with dots."""
+    log = training_log(OUT / name)
+    lines = {label: log.column(column) for column, label in labels.items()}
+    return Curves(title, lines, dots=[*lines][1:])
+
+
 def print_tables() -> None:
     """What each run took and came to, and the sums before and after the third."""
     seconds = json.loads(SECONDS.read_text())
@@ -196,6 +208,12 @@ def print_tables() -> None:
             cells = [f"{len(lines):,}", f"{tokens:,}", f"{best:.3f}"]
         times = (f"{seconds[name][clock] / 60:.1f} min" for clock in ("wall", "processor"))
         print(f"| {name} | {cells[0]} | {cells[1]} | {' | '.join(times)} | {cells[2]} |")
+    charts = [
+        curves("stories: loss", "base", {"loss": "training", "valid_loss": "held out"}),
+        curves("talk: loss of the answers", "talk", {"loss": "training", "valid_loss": "held out"}),
+        curves("sums: reward", "sums", {"reward": "drawn", "valid_reward": "likeliest, held out"}),
+    ]
+    print("\n" + draw(charts, OUT / "curves.png"))
     print("\n| sums | talk | sums |\n|---|---|---|")
     for part in PARTS:
         print(f"| {part} | {accuracy('talk', part):.1%} | {accuracy('sums', part):.1%} |")

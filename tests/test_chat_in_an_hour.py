@@ -14,7 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "chat-in-an-hour.md").read_text(encoding="utf-8")
-STORY = "Once upon a time there was a dog named Tim. Tim said 12 words and was happy. {} dogs ran.\n"
+STORY = (
+    "Once upon a time there was a dog named Tim. Tim said 12 words and was happy. {} dogs ran.\n"
+)
 
 
 @pytest.fixture(scope="module")

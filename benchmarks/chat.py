@@ -203,9 +203,9 @@ def print_tables() -> None:
         cells = ["", "", ""]
         if (log := OUT / name / "log.jsonl").exists():
             lines = [json.loads(line) for line in log.read_text().splitlines()]
-            best = min(line["valid_loss"] for line in lines if "valid_loss" in line)
+            *_, last = (line["valid_loss"] for line in lines if "valid_loss" in line)
             tokens = sum(line["tokens"] for line in lines)
-            cells = [f"{len(lines):,}", f"{tokens:,}", f"{best:.3f}"]
+            cells = [f"{len(lines):,}", f"{tokens:,}", f"{last:.3f}"]
         times = (f"{seconds[name][clock] / 60:.1f} min" for clock in ("wall", "processor"))
         print(f"| {name} | {cells[0]} | {cells[1]} | {' | '.join(times)} | {cells[2]} |")
     charts = [

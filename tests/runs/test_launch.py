@@ -563,6 +563,13 @@ def test_the_bar_shows_every_number_beside_its_name(width):
     assert all(word in drawn for name, value in numbers.items() for word in (*name.split(), value))
 
 
+def test_rewards_stand_in_the_place_of_a_loss_that_is_always_0(capsys):
+    view = progress.Live(terminal=False)
+    facts = {"reward": 0.25, "valid_reward": 0.5, "valid_length": 3.0}
+    view(training.TrainStep(1, 1, -0.0, 1e-3, 0.5, 64, 0.01, 0, None, None, -0.5, {}, facts))
+    assert "step 1/1  reward 0.2500  validation 0.5000  length 3.0000" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "kind, screen", [("xterm-256color", True), ("dumb", False), ("unknown", False)]
 )

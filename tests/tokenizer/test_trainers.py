@@ -53,6 +53,15 @@ def test_what_is_trained_is_opened_by_transformers_and_by_us(kind, story, tmp_pa
     assert actual.size == most or (actual.size < most and kind in ("words", "unigram", "wordpiece"))
 
 
+def test_the_text_of_jsonl_may_have_another_name(tmp_path, terminal):
+    (tmp_path / "talks.jsonl").write_text('{"talk": "a glass house"}\n' * 600)
+    for command in (f"train --size 260 --out {tmp_path}/a", "sizes --sizes 260"):
+        verb, options = command.split(" ", 1)
+        line = f"tokens {verb} {tmp_path}/talks.jsonl {options}"
+        assert "--field" in terminal.refused(line)
+        terminal(f"{line} --field talk")
+
+
 def test_a_unigram_keeps_every_space_and_line():
     tokenizer = train_tokenizer("unigram", [STORY] * 9, 80)
     assert tokenizer.decode(tokenizer.encode(STORY)) == STORY

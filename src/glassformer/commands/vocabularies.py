@@ -24,6 +24,7 @@ def train(
     kind: str | None = None,
     size: int | None = None,
     special: Words = (),
+    field: str = "text",
     separator: Separator | None = None,
     out: Path | None = None,
 ) -> CommandOutput:
@@ -39,7 +40,7 @@ def train(
     from ..sight.tokens import comparison
 
     kind = _kind(kind, trainers.TRAINED)
-    texts = _texts(names, "train", separator) if names or kind != "byte" else iter(())
+    texts = _texts(names, "train", field, separator) if names or kind != "byte" else iter(())
     specials = (*trainers.SPECIALS.get(kind, (trainers.END,)), *special)
     specials_in_text: Counter[str] = Counter()
 
@@ -68,7 +69,6 @@ def train(
     tokenizer.save(out)
     vocabulary = comparison.count(tokenizer)
     path = str(out / "tokenizer.json")
-    base = count_noun(vocabulary.base, "piece")
     return CommandOutput(
         {
             "kind": kind,
@@ -76,7 +76,9 @@ def train(
             "special": vocabulary.special,
             "file": path,
         },
-        [f"{kind}: {base}, {vocabulary.special} special, in {path}"],
+        [
+            f"{kind}: {count_noun(vocabulary.base, 'piece')}, {vocabulary.special} special, in {path}"
+        ],
     )
 
 
@@ -84,6 +86,7 @@ def sizes(
     names: Words = (),
     *,
     kind: str | None = None,
+    field: str = "text",
     separator: Separator | None = None,
     sizes: list[int] | None = None,
     dim: int = 512,
@@ -99,10 +102,13 @@ def sizes(
     from ..sight.tokens import vocabulary_size
 
     kind = _kind(kind, trainers.SIZED)
-    texts = _texts(names, "sizes", separator)
-    measured = vocabulary_size.sizes(kind, texts, sizes or vocabulary_size.USUAL, dim)
-    record = {"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured]}
-    return CommandOutput(record, _table(measured, dim))
+    measured = vocabulary_size.sizes(
+        kind, _texts(names, "sizes", field, separator), sizes or vocabulary_size.USUAL, dim
+    )
+    return CommandOutput(
+        {"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured]},
+        _table(measured, dim),
+    )
 
 
 def _kind(kind: str | None, kinds: Sequence[str]) -> str:
@@ -112,7 +118,7 @@ def _kind(kind: str | None, kinds: Sequence[str]) -> str:
     return kind or "bpe"
 
 
-def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[str]:
+def _texts(names: Sequence[str], verb: str, field: str, separator: str | None) -> Iterator[str]:
     """The text of files, folders and named corpora."""
     from ..formats.data import find as find_corpus
 
@@ -120,8 +126,12 @@ def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[s
         raise UserError(
             f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}."
         )
-    sources = [find_corpus(name, separator=separator) for name in names]
-    return (piece for source in sources for piece in source.texts())
+    # the sources are opened at once, the texts one by one
+    return (
+        piece
+        for source in [find_corpus(name, field, separator) for name in names]
+        for piece in source.texts()
+    )
 
 
 def _table(sizes: Sequence[Size], dim: int) -> list[str]:

@@ -61,13 +61,14 @@ class Live:
         if step.skipped:
             note(f"step {step.index} skipped: {step.skipped}; the weights were left as they were.")
         else:
-            self.losses.append(step.loss)
+            # a loss by rewards is 0 at each first ratio of 1, and says nothing
+            self.losses.append(step.metrics.get("reward", step.loss))
         if step.valid_loss is not None:
-            self.valid = step.valid_loss
+            self.valid = step.metrics.get("valid_reward", step.valid_loss)
             self.metrics = {
                 n: f
                 for n, f in step.metrics.items()
-                if n.startswith("valid_") and isinstance(f, float)
+                if n.startswith("valid_") and n != "valid_reward" and isinstance(f, float)
             }
         waited = time.monotonic() - self.shown
         if (
@@ -97,7 +98,8 @@ class Live:
         done = step.index - (self.first or 0)
         remaining = (time.monotonic() - self.began) / max(1, done) * (step.steps - step.index)
         recent = self.losses[-max(1, min(20, len(self.losses) // 4)) :]
-        numbers = {"loss": f"{sum(recent) / len(recent):.4f}" if recent else "none"}
+        label = "reward" if "reward" in step.metrics else "loss"
+        numbers = {label: f"{sum(recent) / len(recent):.4f}" if recent else "none"}
         if math.isfinite(self.valid):
             numbers["validation"] = f"{self.valid:.4f}"
         numbers |= {

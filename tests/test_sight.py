@@ -79,6 +79,7 @@ def test_commands(command, output, tmp_path, monkeypatch, capsys):
     words = [re.sub(r"^(DATA/)?stories260K$", str(DATA / "stories260K"), word) for word in words]
     main(words)
     printed = capsys.readouterr()
+    assert " --help." not in printed.err, "the page shows a command that is not whole"
     close(printed.err + printed.out, output)
 
 

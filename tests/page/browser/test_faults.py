@@ -42,6 +42,23 @@ def test_numbers_are_of_the_text_that_was_cut(site, tab):
     assert abs(float(each) * int(tokens) - len("the dog " * 40)) < 1e-6
 
 
+def test_a_model_that_cannot_read_the_example(site, window):
+    """A tokenizer of characters may have no capital T; the reader did not write that text."""
+    message = 'The tokenizer does not know the character "T".'
+    refusal = {"status": 400, "json": {"error": message}}
+    tab = window.new_page()  # the console of a checked tab stays empty
+    tab.route("**/api/runs", lambda route: route.fulfill(**refusal))
+    tab.goto(f"{site.url}#inside?m=gpt")
+    failure = tab.locator(".failure")
+    failure.wait_for()
+    example = "The example's text does not suit this model. Type a text of your own. "
+    assert failure.inner_text() == example + message
+    tab.locator("#prompt").fill("The cat")
+    tab.get_by_role("button", name="Run").click()
+    tab.get_by_text(message, exact=True).wait_for()
+    tab.close()
+
+
 def test_lines_of_code_are_whole(site, tab):
     where = {"m": "llama", "t": SENTENCE, "d": "code", "l": 0, "op": "decoder.blocks.0.attn.in"}
     tab.set_viewport_size({"width": 390, "height": 800})

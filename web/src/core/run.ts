@@ -2,6 +2,7 @@
 import { batch, computed, signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { at, nameRun, stackOf } from "./address";
+import { FIRST } from "./openings";
 import { read } from "./safetensors";
 import * as state from "./state";
 import { Refused, transport } from "./transport";
@@ -86,7 +87,9 @@ export async function submit(): Promise<void> {
     check(made).catch(() => {}); // a run that is no longer there has none
     state.announcement.value = `${made.tokens.length} tokens, ${made.ms.toFixed(0)} milliseconds.`;
   } catch (error) {
-    if (asking === mine && (error as Error).name !== "AbortError") failure.value = (error as Error).message;
+    if (asking !== mine || (error as Error).name === "AbortError") return;
+    const example = error instanceof Refused && !state.ids.value && state.prompt.value === FIRST; // the reader did not write it
+    failure.value = (example ? "The example's text does not suit this model. Type a text of your own. " : "") + (error as Error).message;
   } finally {
     if (asking === mine) busy.value = false;
   }

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-BNKB6YRU.js";import"./chunk-DPT7O7RQ.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-5FMKQZ43.js";import"./chunk-BWUUWG4V.js";import"./chunk-RA3ZO6WX.js";import"./chunk-SOYPPSOT.js";import"./chunk-MHZAV6QU.js";export{c as Heads,b as Train,a as joined};

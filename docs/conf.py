@@ -59,3 +59,13 @@ html_show_copyright = False
 html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}
 html_context = {"built_by": built_by}
 templates_path = ["_templates"]
+
+
+def remove_maps(app, error):
+    """Removes the theme's source maps, which nobody reads who reads the site."""
+    for path in Path(app.outdir).rglob("*.map"):
+        path.unlink()
+
+
+def setup(app):
+    app.connect("build-finished", remove_maps)

@@ -105,12 +105,10 @@ def table(model: Model, root: str = "model", encoder: Names = NO_NAMES) -> Table
     )
 
 
-BART = page("bart", words=words(TABLE, place="post", normed=True, first=2), weights=table)
-MBART = page("mbart", words=words(TABLE, normed=True), weights=table)
-M2M_100 = page(
-    "m2m-100", words=words(NUMBERED, OFFSET, scaled=True, act="relu", first=2), weights=table
-)
-PEGASUS = page(
+page("bart", words=words(TABLE, place="post", normed=True, first=2), weights=table)
+page("mbart", words=words(TABLE, normed=True), weights=table)
+page("m2m-100", words=words(NUMBERED, OFFSET, scaled=True, act="relu", first=2), weights=table)
+page(
     "pegasus",
     words=words(
         SINES,

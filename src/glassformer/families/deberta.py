@@ -177,5 +177,5 @@ def recipe(name: str, key_bias: bool) -> Recipe:
     return page(name, words=words, weights=table)
 
 
-DEBERTA = recipe("deberta", key_bias=False)
-DEBERTA_V2 = recipe("deberta-v2", key_bias=True)
+recipe("deberta", key_bias=False)
+recipe("deberta-v2", key_bias=True)

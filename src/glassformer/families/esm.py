@@ -50,16 +50,6 @@ def write_layers(model: Encoder) -> Settings:
 
 
 NORM = LayerNorm()
-WORDS = ConfigWords(
-    encoder(norm=NORM, position=StoredRotary(), place="pre", first_norm=None, last_norm=NORM),
-    revise(
-        BERT_KEYS,
-        Key("", "context", roberta.read_length),
-        Section(read_layers, write_layers),
-        roberta.with_head("esm"),
-        without="hidden_act type_vocab_size max_position_embeddings",
-    ),
-)
 
 _STORED = "rotary_embeddings.inv_freq"
 _OLDER = "encoder.layer.{i}.attention.self." + _STORED  # transformers 5 writes * for a number
@@ -82,4 +72,17 @@ def table(model: Encoder) -> Table:
     return replace(table, ignore=ignore, renamed=(*table.renamed, *_RENAMED))
 
 
-ESM = page("esm", words=WORDS, weights=table)
+page(
+    "esm",
+    words=ConfigWords(
+        encoder(norm=NORM, position=StoredRotary(), place="pre", first_norm=None, last_norm=NORM),
+        revise(
+            BERT_KEYS,
+            Key("", "context", roberta.read_length),
+            Section(read_layers, write_layers),
+            roberta.with_head("esm"),
+            without="hidden_act type_vocab_size max_position_embeddings",
+        ),
+    ),
+    weights=table,
+)

@@ -15,4 +15,4 @@ WORDS = words(
 read_config, write_config = WORDS.decode, WORDS.encode
 
 
-LLAMA = page("llama", words=WORDS, weights=LLAMA_TABLE)
+page("llama", words=WORDS, weights=LLAMA_TABLE)

@@ -17,23 +17,6 @@ from .recipe import page
 START = 2  # transformers has this row for the first position, whatever the id of padding
 
 
-WORDS = ConfigWords(
-    encoder(position=LearnedWithBias(64, 2)),
-    revise(
-        BERT_KEYS,
-        Key(
-            "max_position_embeddings",
-            "context position.length",
-            partial(roberta.read_length, start=START),
-            lambda length: length + START,
-        ),
-        roberta.with_head("mpnet"),
-        Section(encode=lambda model: {"pad_token_id": START - 1}),
-        without="type_vocab_size",
-    ),
-)
-
-
 _LAYER = {
     "attn.q": "attention.attn.q",
     "attn.k": "attention.attn.k",
@@ -52,4 +35,22 @@ def table(model: Encoder) -> Table:
     return roberta.with_ends(model, "mpnet", (*trunk("mpnet", _LAYER), *rules(_BIAS)))
 
 
-MPNET = page("mpnet", words=WORDS, weights=table)
+page(
+    "mpnet",
+    words=ConfigWords(
+        encoder(position=LearnedWithBias(64, 2)),
+        revise(
+            BERT_KEYS,
+            Key(
+                "max_position_embeddings",
+                "context position.length",
+                partial(roberta.read_length, start=START),
+                lambda length: length + START,
+            ),
+            roberta.with_head("mpnet"),
+            Section(encode=lambda model: {"pad_token_id": START - 1}),
+            without="type_vocab_size",
+        ),
+    ),
+    weights=table,
+)

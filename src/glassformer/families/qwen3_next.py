@@ -113,7 +113,7 @@ def weights(model: Model, names: Names = NEXT) -> Table:
     )
 
 
-QWEN3_NEXT = page("qwen3_next", words=WORDS, weights=weights)
+page("qwen3_next", words=WORDS, weights=weights)
 
 
-QWEN3_5 = page("qwen3_5", words=WORDS_3_5, weights=partial(weights, names=NAMES_3_5))
+page("qwen3_5", words=WORDS_3_5, weights=partial(weights, names=NAMES_3_5))

@@ -102,6 +102,6 @@ def recipe(name: str) -> Recipe:
     return page(name, words=ConfigWords(TEMPLATE, entries), weights=table)
 
 
-ROBERTA = recipe("roberta")
-CAMEMBERT = recipe("camembert")
-XLM_ROBERTA = recipe("xlm-roberta")
+recipe("roberta")
+recipe("camembert")
+recipe("xlm-roberta")

@@ -56,20 +56,6 @@ def _write_blocks(model: Model) -> Settings:
     }
 
 
-WORDS = ConfigWords(
-    decoder(MIXER, None, LayerNorm(), NoPosition()),
-    (
-        *keys(
-            "hidden_size",
-            vocab_size=50_277,
-            context_length=(1024, "context"),
-            tie_word_embeddings=False,
-        ),
-        Section(_read_blocks, _write_blocks),
-    ),
-)
-
-
 def _table(layer: str, norm: str, layers: Names, tables: Names = NO_NAMES) -> Table:
     """The table of one of a file's two layers in a block."""
     words = ("key", "value", "receptance")
@@ -109,4 +95,19 @@ def weights(model: Model) -> Table:
     return replace(TIME, rules=tuple(dict.fromkeys(rules)))
 
 
-RWKV = page("rwkv", words=WORDS, weights=weights)
+page(
+    "rwkv",
+    words=ConfigWords(
+        decoder(MIXER, None, LayerNorm(), NoPosition()),
+        (
+            *keys(
+                "hidden_size",
+                vocab_size=50_277,
+                context_length=(1024, "context"),
+                tie_word_embeddings=False,
+            ),
+            Section(_read_blocks, _write_blocks),
+        ),
+    ),
+    weights=weights,
+)

@@ -167,4 +167,4 @@ def table(model: Model) -> Table:
     )
 
 
-T5 = page("t5", words=words(), weights=table)
+page("t5", words=words(), weights=table)

@@ -55,20 +55,17 @@ KEYS = (
 )
 
 
-WORDS = ConfigWords(
-    template(BLOCK, Sinusoidal(halves=True)), (*KEYS, start(), Section(encode=_write_shared))
-)
-
-
 def layout(model: Model) -> Model:
     """The same model with a bias in its head: what the published files hold."""
     return serial.change(model, {"head.bias": True})
 
 
-VASWANI = page(
+page(
     "vaswani",
     make=vaswani,
-    words=WORDS,
+    words=ConfigWords(
+        template(BLOCK, Sinusoidal(halves=True)), (*KEYS, start(), Section(encode=_write_shared))
+    ),
     weights=pair_table(),
     layout=layout,
 )

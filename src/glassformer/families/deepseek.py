@@ -121,7 +121,6 @@ def _words(*more: Entry, context: int) -> ConfigWords:
 
 # ---------------------------------------------------------------------------------------- the pages
 
-YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
 _LAYERS = {
     "attn.q": "self_attn.q_proj",
     "attn.q_down": "self_attn.q_a_proj",

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config.layers import LayerNorm
-from ..core.config.model import Encoder, stacks
+from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import roberta
 from .bert import KEYS as BERT_KEYS
+from .decoder_pages import stack
 from .encoder_pages import LAYER, OLDER_NORMS, encoder, trunk
 from .keys import ConfigWords, Key, Section, revise
 from .mechanisms import MaskedEmbed, StoredRotary
@@ -19,23 +20,22 @@ from .recipe import ConfigReader, Settings, page
 
 def read_layers(raw: ConfigReader, model: Any) -> Any:
     """The model with its positions, the norm before its blocks, and how it embeds a mask."""
-    stack, start = stacks(model)["encoder"], roberta.read_start(raw)
+    body, start = stack(model), roberta.read_start(raw)
     kinds = {"absolute": Learned(model.context, start), "rotary": StoredRotary()}
     position: Any = raw.choice("position_embedding_type", kinds, "absolute")
     if isinstance(position, StoredRotary):
         position = StoredRotary(raw.number("rope_theta", 10_000.0, least=1.0))
-    before = stack.last_norm if raw.flag("emb_layer_norm_before", False) else None
+    before = body.last_norm if raw.flag("emb_layer_norm_before", False) else None
     if raw.flag("token_dropout", False):
         mask = raw.value("mask_token_id")
         raw.must(type(mask) is int and mask >= 0, "mask_token_id", "the id of a token")
         model = replace(model, embed=MaskedEmbed(model.embed.vocab, mask=mask))
-    return replace(model, encoder=replace(stack, position=position, first_norm=before))
+    return replace(model, encoder=replace(body, position=position, first_norm=before))
 
 
 def write_layers(model: Encoder) -> Settings:
     """Settings of positions, of the norm before the blocks, and of the mask."""
-    stack = stacks(model)["encoder"]
-    position: Any = stack.position
+    position: Any = stack(model).position
     learned = isinstance(position, Learned)
     start = position.start if learned else 2
     return {
@@ -43,7 +43,7 @@ def write_layers(model: Encoder) -> Settings:
         "max_position_embeddings": model.context + start,
         "position_embedding_type": "absolute" if learned else "rotary",
         "rope_theta": getattr(position, "theta", 10_000.0),
-        "emb_layer_norm_before": stack.first_norm is not None,
+        "emb_layer_norm_before": stack(model).first_norm is not None,
         "token_dropout": isinstance(model.embed, MaskedEmbed),
         "mask_token_id": getattr(model.embed, "mask", None),
     }

@@ -8,7 +8,7 @@ from functools import partial
 from ..core.config.model import Encoder
 from . import roberta
 from .bert import KEYS as BERT_KEYS
-from .encoder_pages import encoder, trunk
+from .encoder_pages import LAYER, encoder, trunk
 from .keys import ConfigWords, Key, Section, revise
 from .mechanisms import LearnedWithBias
 from .names import Table, rules
@@ -18,14 +18,12 @@ START = 2  # transformers has this row for the first position, whatever the id o
 
 
 _LAYER = {
+    **LAYER,
     "attn.q": "attention.attn.q",
     "attn.k": "attention.attn.k",
     "attn.v": "attention.attn.v",
     "attn.out": "attention.attn.o",
     "attn_norm": "attention.LayerNorm",
-    "ffn.up": "intermediate.dense",
-    "ffn.down": "output.dense",
-    "ffn_norm": "output.LayerNorm",
 }
 _BIAS = {"encoder.position.relative": "mpnet.encoder.relative_attention_bias"}
 

@@ -12,7 +12,6 @@ from ..core.config import (
     MoE,
     RMSNorm,
     Rotary,
-    YarnScaling,
 )
 from .decoder_pages import (
     ATTENTION,
@@ -36,7 +35,6 @@ from .recipe import ConfigReader, page
 QUERIES = Attention(1, qk_norm=RMSNorm(), qk_norm_whole=True)
 SHAPE = decoder(QUERIES, place="output")
 THETA3 = 500_000.0  # of both kinds of block
-YARN = YarnScaling(8.0, 8192, attention_factor=1.2079441541679836)
 
 
 LAYERS = table(ATTENTION, QK_NORMS, GATED, OUTPUT_NORMS)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..core.config.layers import Embed
-from ..core.config.model import Encoder, stacks
+from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
+from .decoder_pages import stack
 from .encoder_pages import (
     encoder,
     ends,
@@ -60,7 +61,7 @@ KEYS = revise(
 
 def write_positions(model: Encoder) -> Settings:
     """Settings of positions."""
-    position = stacks(model)["encoder"].position
+    position = stack(model).position
     rows = position.length + position.start if isinstance(position, Learned) else None
     return {"max_position_embeddings": rows}
 

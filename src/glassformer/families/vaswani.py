@@ -20,7 +20,10 @@ from .keys import MOST_TOKENS, ConfigWords, Key, Section, keys
 from .pair_pages import BOTH_SIDES, pair, pair_table, scale_key, start, template
 from .recipe import ConfigReader, Settings, page
 
-BLOCK = Block(Attention(1, bias=True), MLP(1, "relu", bias=True), LayerNorm(), "post")
+
+def block_of(heads: int, hidden: int) -> Block:
+    """A block of the paper, with biases everywhere."""
+    return Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
 
 
 def vaswani(
@@ -28,9 +31,17 @@ def vaswani(
 ) -> EncoderDecoder:
     """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim). The tiny
     one is of Wu et al. 2021 (arXiv 2105.14462), for Multi30k."""
-    block = Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
     init, embed = Init(None, dim**-0.5, "plain"), Embed(vocab, scale=dim**0.5)
-    return pair(dim, 1024, embed, (depth, depth), block, Sinusoidal(), init=init, dropout=dropout)
+    return pair(
+        dim,
+        1024,
+        embed,
+        (depth, depth),
+        block_of(heads, hidden),
+        Sinusoidal(),
+        init=init,
+        dropout=dropout,
+    )
 
 
 def _one_vocabulary(raw: ConfigReader) -> None:
@@ -64,7 +75,8 @@ page(
     "vaswani",
     make=vaswani,
     words=ConfigWords(
-        template(BLOCK, Sinusoidal(halves=True)), (*KEYS, start(), Section(encode=_write_shared))
+        template(block_of(1, 1), Sinusoidal(halves=True)),
+        (*KEYS, start(), Section(encode=_write_shared)),
     ),
     weights=pair_table(),
     layout=layout,

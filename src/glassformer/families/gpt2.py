@@ -76,6 +76,13 @@ def _write_bias(model: Model) -> Settings:
 
 
 SHAPE = decoder_pages.decoder(*GPT2_LAYERS, Learned(64))
+WORDS = words(
+    replace(SHAPE, init=Init()),
+    Key("", _BIASES, lambda raw: raw.flag("bias", True)),
+    Section(encode=_write_bias),
+    dropouts="resid_pdrop attn_pdrop embd_pdrop",
+    dropout=0.1,
+)
 
 
 def layout(model: Model) -> Any:
@@ -128,15 +135,4 @@ def table(
 
 TABLE = table(NORMS, turned={QKV: "attn.c_attn", **MATRICES})
 
-page(
-    "gpt2",
-    words=words(
-        replace(SHAPE, init=Init()),
-        Key("", _BIASES, lambda raw: raw.flag("bias", True)),
-        Section(encode=_write_bias),
-        dropouts="resid_pdrop attn_pdrop embd_pdrop",
-        dropout=0.1,
-    ),
-    weights=TABLE,
-    layout=layout,
-)
+page("gpt2", words=WORDS, weights=TABLE, layout=layout)

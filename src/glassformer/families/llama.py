@@ -15,4 +15,4 @@ WORDS = words(
 read_config, write_config = WORDS.decode, WORDS.encode
 
 
-page("llama", words=WORDS, weights=LLAMA_TABLE)
+LLAMA = page("llama", words=WORDS, weights=LLAMA_TABLE)

@@ -67,8 +67,6 @@ def _rotary(raw: ConfigReader) -> Rotary:
 
 
 METHODS = {"greedy": False, "group_limited_greedy": True}
-# ``bias`` is written beside the method of a DeepSeek-V2
-BIAS = Key("", "feedforward.bias", lambda raw: raw.flag("mlp_bias", False))
 
 
 # --------------------------------------------------------------------------------- config.json, out
@@ -136,7 +134,8 @@ page(
     "deepseek_v2",
     words=_words(
         turned(_rotary),
-        BIAS,
+        # written beside the method
+        Key("", "feedforward.bias", lambda raw: raw.flag("mlp_bias", False)),
         Key("", "", lambda raw: raw.integer("num_experts_per_tok")),
         mixtures.routed(
             "deepseek_v2",

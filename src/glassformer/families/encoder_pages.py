@@ -218,5 +218,4 @@ def table(
 def moved(*names: str) -> Pairs:
     """The ends of layers' names in some files, and after them what they are here."""
     half = len(names) // 2
-    pairs = zip(weight_and_bias(*names[:half]), weight_and_bias(*names[half:]), strict=True)
-    return tuple(pairs)
+    return tuple(zip(weight_and_bias(*names[:half]), weight_and_bias(*names[half:]), strict=True))

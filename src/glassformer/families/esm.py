@@ -27,8 +27,7 @@ def read_layers(raw: ConfigReader, model: Any) -> Any:
         position = StoredRotary(raw.number("rope_theta", 10_000.0, least=1.0))
     before = body.last_norm if raw.flag("emb_layer_norm_before", False) else None
     if raw.flag("token_dropout", False):
-        mask = raw.value("mask_token_id")
-        raw.must(type(mask) is int and mask >= 0, "mask_token_id", "the id of a token")
+        mask = raw.token_id("mask_token_id")
         model = replace(model, embed=MaskedEmbed(model.embed.vocab, mask=mask))
     return replace(model, encoder=replace(body, position=position, first_norm=before))
 

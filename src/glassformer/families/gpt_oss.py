@@ -23,7 +23,6 @@ from .names import NameRule
 from .recipe import ConfigReader, page
 from .sinks import ClampedMoE, SinkAttention
 
-MIXTURE = ClampedMoE(1, 1, GatedMLP(2880, bias=True))
 YARN = Rotary(150_000.0, scaling=YarnScaling(32.0, 4096, truncate=False))
 
 
@@ -36,7 +35,9 @@ def _positions(raw: ConfigReader) -> Rotary:
 page(
     "gpt_oss",
     words=words(
-        decoder(SinkAttention(1, bias=True), MIXTURE, position=YARN),
+        decoder(
+            SinkAttention(1, bias=True), ClampedMoE(1, 1, GatedMLP(2880, bias=True)), position=YARN
+        ),
         turned(_positions),
         windows(default=128, every=2, required=False),
         rope=ROPE_TABLE,

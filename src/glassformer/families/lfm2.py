@@ -34,10 +34,6 @@ def _hidden(raw: ConfigReader) -> int:
     return int(-(-adjusted // multiple) * multiple)
 
 
-def _tied(raw: ConfigReader) -> bool:
-    return raw.flag("tie_embedding", raw.flag("tie_word_embeddings", True))
-
-
 def _convolves(raw: ConfigReader, depth: int) -> list[bool]:
     attends = read_numbers(raw, "full_attn_idxs", range(depth))
     return [i not in attends for i in range(depth)]
@@ -54,7 +50,11 @@ page(
     words=words(
         decoder(Attention(1, qk_norm=RMSNorm())),
         Key("intermediate_size", "feedforward.hidden", _hidden),
-        Key("tie_word_embeddings", "head.tied", _tied),
+        Key(
+            "tie_word_embeddings",
+            "head.tied",
+            lambda raw: raw.flag("tie_embedding", raw.flag("tie_word_embeddings", True)),
+        ),
         rotary(1e6),
         Section(encode=lambda model: {"block_auto_adjust_ff_dim": False}),
         variant(

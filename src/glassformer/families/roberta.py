@@ -83,12 +83,11 @@ def with_ends(
     weights of labels are called depends on the head. ``choice``: it is written as one, too."""
     pooler = f"{name}.pooler.dense"
     text, score = (f"{LABEL}.dense", f"{LABEL}.out_proj"), (pooler, LABEL)
-    labels = getattr(model.pool, "labels", 0)
-    layers = dict(
-        zip(("pool.transform", "pool.proj"), score if choice or not labels else text, strict=True)
-    )
+    is_text = not choice and bool(getattr(model.pool, "labels", 0))
+    transform, proj = text if is_text else score
+    layers = {"pool.transform": transform, "pool.proj": proj}
     # of choices, whose layers have the names of a pooler and of BERT's labels
-    other = moved(*score, *text) if labels and not choice else ()
+    other = moved(*score, *text) if is_text else ()
     names = ("dense", "layer_norm")
     unread = (pooler, *unread)
     return encoder_pages.table(model, name, WORDS, inside, layers, unread, other, names, untied)

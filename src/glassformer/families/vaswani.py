@@ -56,16 +56,6 @@ def _write_shared(model: Model) -> Settings:
     return {**dict.fromkeys(words, True), **bias}
 
 
-KEYS = (
-    *BOTH_SIDES,
-    scale_key(False),
-    # head_bias is a word of our own
-    *keys(activation_function="gelu"),
-    Key("", "head.bias", lambda raw: raw.flag("head_bias", True)),
-    Key("", "", _one_vocabulary),
-)
-
-
 def layout(model: Model) -> Model:
     """The same model with a bias in its head: what the published files hold."""
     return serial.change(model, {"head.bias": True})
@@ -76,7 +66,16 @@ page(
     make=vaswani,
     words=ConfigWords(
         template(block_of(1, 1), Sinusoidal(halves=True)),
-        (*KEYS, start(), Section(encode=_write_shared)),
+        (
+            *BOTH_SIDES,
+            scale_key(False),
+            *keys(activation_function="gelu"),
+            # a word of our own
+            Key("", "head.bias", lambda raw: raw.flag("head_bias", True)),
+            Key("", "", _one_vocabulary),
+            start(),
+            Section(encode=_write_shared),
+        ),
     ),
     weights=pair_table(),
     layout=layout,

@@ -43,7 +43,6 @@ def _head_dim(raw: ConfigReader) -> Any:
     return width // raw.integer("mamba_n_heads", 128, most=MOST_HEADS)
 
 
-_KINDS = ("linear_attention", "full_attention")
 MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
 
 # a block without a mixture has this network alone
@@ -69,7 +68,7 @@ page(
         variant(
             "attention",
             Mamba2(128, state=256, eps=1e-6),
-            listed(*_KINDS, lambda raw, depth: [True] * depth),
+            listed("linear_attention", "full_attention", lambda raw, depth: [True] * depth),
             absent={"mamba_n_heads": 1},
             mamba_n_heads="state_heads",
             mamba_d_head=Key("mamba_d_head", "head_dim", _head_dim),

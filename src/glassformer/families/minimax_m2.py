@@ -10,7 +10,6 @@ from .mixtral import EXPERTS
 from .recipe import ConfigReader, page
 from .routed import RoutedMoE
 
-QUERIES = Attention(1, out_bias=False, qk_norm=RMSNorm(), qk_norm_whole=True)
 THETA = 5_000_000.0
 
 
@@ -24,7 +23,10 @@ def _positions(raw: ConfigReader) -> Rotary:
 page(
     "minimax_m2",
     words=words(
-        decoder(QUERIES, RoutedMoE(1, 1, GatedMLP(1))),
+        decoder(
+            Attention(1, out_bias=False, qk_norm=RMSNorm(), qk_norm_whole=True),
+            RoutedMoE(1, 1, GatedMLP(1)),
+        ),
         turned(_positions, "partial_rotary_factor"),
         max_position_embeddings=196_608,
         num_key_value_heads=8,

@@ -87,10 +87,10 @@ def with_ends(
     transform, proj = text if is_text else score
     layers = {"pool.transform": transform, "pool.proj": proj}
     # of choices, whose layers have the names of a pooler and of BERT's labels
-    other = moved(*score, *text) if is_text else ()
+    renamed = moved(*score, *text) if is_text else ()
     names = ("dense", "layer_norm")
     unread = (pooler, *unread)
-    return encoder_pages.table(model, name, WORDS, inside, layers, unread, other, names, untied)
+    return encoder_pages.table(model, name, WORDS, inside, layers, unread, renamed, names, untied)
 
 
 TEMPLATE = encoder(position=Learned(64, start=2), embed=Embed(64, segments=1))

@@ -35,8 +35,8 @@ def _read_blocks(raw: ConfigReader, model: Any) -> Any:
     sizes = [4.0 ** (i // every if every > 0 else 0) for i in range(depth + 1)]
     norms = [LayerNorm(eps * size) for size in sizes[:-1]]
     blocks = [Block(mixer, None, norm) for norm in norms for mixer in (time, channel)]
-    ends: Any = {"first_norm": norms[0], "last_norm": LayerNorm(LAST_EPS * sizes[-1])}
-    return replace(model, decoder=Stack(2 * depth, tile(blocks), NoPosition(), **ends))
+    outer_norms: Any = {"first_norm": norms[0], "last_norm": LayerNorm(LAST_EPS * sizes[-1])}
+    return replace(model, decoder=Stack(2 * depth, tile(blocks), NoPosition(), **outer_norms))
 
 
 def _write_blocks(model: Model) -> Settings:

@@ -26,18 +26,6 @@ def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     return ENDS.decode(raw, model)  # type: ignore[no-any-return]
 
 
-WORDS = ConfigWords(
-    replace(TRUNK, encoder=STACK),
-    revise(
-        BERT_KEYS,
-        key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
-        Section(read_ends, ENDS.encode),
-        embedding_size=(128, "embed.dim"),
-        hidden_act="gelu_new",
-    ),
-)
-
-
 POOLER, NEXT, HEAD = "albert.pooler", "sop_classifier.classifier", "predictions"
 _LAYER = {
     "attn.q": "attention.query",
@@ -64,4 +52,17 @@ def table(model: Encoder) -> Table:
     return encoder_pages.table(model, "albert", HEAD, inside, labels, unread, transform=names)
 
 
-ALBERT = page("albert", words=WORDS, weights=table)
+page(
+    "albert",
+    words=ConfigWords(
+        replace(TRUNK, encoder=STACK),
+        revise(
+            BERT_KEYS,
+            key("hidden_dropout_prob attention_probs_dropout_prob", 0.0, "dropout"),
+            Section(read_ends, ENDS.encode),
+            embedding_size=(128, "embed.dim"),
+            hidden_act="gelu_new",
+        ),
+    ),
+    weights=table,
+)

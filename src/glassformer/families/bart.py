@@ -64,12 +64,6 @@ def words(
     )
 
 
-def _after_padding(raw: ConfigReader) -> int:
-    pad = raw.value("pad_token_id", 1)
-    raw.must(type(pad) is int and pad >= 0, "pad_token_id", "the id of a token")
-    return int(pad) + 1
-
-
 def _sines_or_table(raw: ConfigReader) -> Position:
     learned = held(raw, "learned_positions", POSITIONS)
     return Learned(raw.integer("max_position_embeddings", 1024)) if learned else SINES
@@ -81,8 +75,6 @@ def _write_learned(model: Model) -> Settings:
 
 
 TABLE, SINES = Learned(64, 2), Sinusoidal(halves=True)
-NUMBERED = Sinusoidal(halves=True, endpoint=True)  # one after the id of padding
-OFFSET = Key("pad_token_id", "position.offset", _after_padding, lambda offset: offset - 1)
 
 
 def table(model: Model, root: str = "model", encoder: Names = NO_NAMES) -> Table:
@@ -105,12 +97,26 @@ def table(model: Model, root: str = "model", encoder: Names = NO_NAMES) -> Table
     )
 
 
-BART = page("bart", words=words(TABLE, place="post", normed=True, first=2), weights=table)
-MBART = page("mbart", words=words(TABLE, normed=True), weights=table)
-M2M_100 = page(
-    "m2m-100", words=words(NUMBERED, OFFSET, scaled=True, act="relu", first=2), weights=table
+page("bart", words=words(TABLE, place="post", normed=True, first=2), weights=table)
+page("mbart", words=words(TABLE, normed=True), weights=table)
+page(
+    "m2m-100",
+    words=words(
+        Sinusoidal(halves=True, endpoint=True),
+        # one after the id of padding
+        Key(
+            "pad_token_id",
+            "position.offset",
+            lambda raw: raw.token_id("pad_token_id", 1) + 1,
+            lambda offset: offset - 1,
+        ),
+        scaled=True,
+        act="relu",
+        first=2,
+    ),
+    weights=table,
 )
-PEGASUS = page(
+page(
     "pegasus",
     words=words(
         SINES,

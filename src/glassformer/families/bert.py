@@ -49,7 +49,6 @@ KEYS = keys(
 
 
 TRUNK = encoder(embed=Embed(64, segments=2))
-WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, ENDS.encode)))
 
 
 def table(model: Encoder) -> Table:
@@ -69,4 +68,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-BERT = page("bert", words=WORDS, weights=table)
+page("bert", words=ConfigWords(TRUNK, (*KEYS, Section(read_ends, ENDS.encode))), weights=table)

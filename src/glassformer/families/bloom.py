@@ -15,17 +15,6 @@ def _width(raw: ConfigReader) -> int:
     return int(raw.integer("hidden_size" if raw.value("n_embed", None) is None else "n_embed"))
 
 
-WORDS = gpt2.words(
-    decoder(*GPT2_LAYERS, Alibi(), first_norm=LayerNorm()),
-    Key("hidden_size", "dim", _width),
-    Key("", "feedforward.hidden", lambda raw: 4 * _width(raw)),
-    gpt2.length("seq_length", 2048),
-    gpt2.fixed_act("gelu_tanh", "bloom"),
-    without="activation_function",
-    dropouts="hidden_dropout attention_dropout",
-)
-
-
 def weights(model: Model) -> Table:
     """The table of the model's weights: each head's queries, keys and values lie side by side."""
     heads = first_block(model).attention.heads
@@ -41,4 +30,16 @@ def weights(model: Model) -> Table:
     )
 
 
-BLOOM = page("bloom", words=WORDS, weights=weights)
+page(
+    "bloom",
+    words=gpt2.words(
+        decoder(*GPT2_LAYERS, Alibi(), first_norm=LayerNorm()),
+        Key("hidden_size", "dim", _width),
+        Key("", "feedforward.hidden", lambda raw: 4 * _width(raw)),
+        gpt2.length("seq_length", 2048),
+        gpt2.fixed_act("gelu_tanh", "bloom"),
+        without="activation_function",
+        dropouts="hidden_dropout attention_dropout",
+    ),
+    weights=weights,
+)

@@ -78,6 +78,12 @@ class ConfigReader:
         )
         return options[text]
 
+    def token_id(self, key: str, default: Any = MISSING) -> int:
+        """The id of a token."""
+        value = self.value(key, default)
+        self.must(type(value) is int and value >= 0, key, "the id of a token")
+        return int(value)
+
     def architecture(self, default: str) -> str:
         """The first of the architectures, which says what ends a model has."""
         return str((self.value("architectures", None) or [default])[0])

@@ -11,12 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..core.config.model import Encoder, stacks
+from ..core.config import serial
+from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from ..core.errors import need
 from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
-from .decoder_pages import QKV
+from .decoder_pages import QKV, first_block, stack
 from .disentangled import DisentangledAttention, RelativeEmbedding
 from .encoder_pages import LAYER, OURS, encoder, moved, read_heads, trunk
 from .ends import CHOICE, LABELS, head_of, write_dropout
@@ -56,11 +57,15 @@ def read_position(raw: ConfigReader, norm: Any, first: bool) -> Any:
 
 def read_layers(raw: ConfigReader, model: Encoder) -> Encoder:
     """The model with its scores and its table of distances."""
-    stack, scores = stacks(model)["encoder"], read_scores(raw)
-    attention: Any = stack.pattern[0].attention
+    scores = read_scores(raw)
+    attention: Any = first_block(model).attention
     width, first = attention.width(model.dim), not attention.key_bias
-    sizes = {"embedding_size": model.dim, "pooler_hidden_size": model.dim}
-    for word, size in {**sizes, "attention_head_size": width}.items():
+    sizes = {
+        "embedding_size": model.dim,
+        "pooler_hidden_size": model.dim,
+        "attention_head_size": width,
+    }
+    for word, size in sizes.items():
         raw.only(word, size, "a DeBERTa here has one width, which its heads share")
     attention = replace(
         attention,
@@ -68,9 +73,9 @@ def read_layers(raw: ConfigReader, model: Encoder) -> Encoder:
         shared=not first and raw.flag("share_att_key", False),
         **{name: name in scores for name in SCORES.values()},
     )
-    pattern = (replace(stack.pattern[0], attention=attention),)
-    position = read_position(raw, stack.first_norm, first)
-    return replace(model, encoder=replace(stack, pattern=pattern, position=position))
+    position = read_position(raw, stack(model).first_norm, first)
+    changes = {"encoder.pattern.attention": attention, "encoder.position": position}
+    return serial.change(model, changes)
 
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
@@ -93,9 +98,8 @@ def write_ends(model: Encoder) -> Settings:
 
 def write_layers(model: Encoder) -> Settings:
     """Settings of scores and of the table of distances."""
-    stack = stacks(model)["encoder"]
-    attention: Any = stack.pattern[0].attention
-    position: Any = stack.position
+    attention: Any = first_block(model).attention
+    position: Any = stack(model).position
     fits = isinstance(attention, DisentangledAttention) and isinstance(position, RelativeEmbedding)
     need(fits, "The layouts of DeBERTa hold disentangled attention alone.")
     newer = {
@@ -150,7 +154,7 @@ _UNREAD = (
 
 def table(model: Encoder) -> Table:
     """The names of the weights; how those of labels are called depends on the head."""
-    attention: Any = stacks(model)["encoder"].pattern[0].attention
+    attention: Any = first_block(model).attention
     layers = {**_BLOCK, **(_SECOND if attention.key_bias else {})}
     trunk_rules = [
         *trunk("deberta", layers, position=f"{_POSITION}.added"),
@@ -171,11 +175,10 @@ def recipe(name: str, key_bias: bool) -> Recipe:
     """The recipe of a version."""
     attention = DisentangledAttention(1, bias=True, out_bias=True, key_bias=key_bias)
     position: Any = RelativeEmbedding()
-    shape = encoder(attention, position=position)
-    ends = Section(read_ends, write_ends)
-    words = ConfigWords(shape, (*KEYS, Section(read_layers, write_layers), ends))
+    sections = Section(read_layers, write_layers), Section(read_ends, write_ends)
+    words = ConfigWords(encoder(attention, position=position), (*KEYS, *sections))
     return page(name, words=words, weights=table)
 
 
-DEBERTA = recipe("deberta", key_bias=False)
-DEBERTA_V2 = recipe("deberta-v2", key_bias=True)
+recipe("deberta", key_bias=False)
+recipe("deberta-v2", key_bias=True)

@@ -67,8 +67,6 @@ def _rotary(raw: ConfigReader) -> Rotary:
 
 
 METHODS = {"greedy": False, "group_limited_greedy": True}
-# ``bias`` is written beside the method of a DeepSeek-V2
-BIAS = Key("", "feedforward.bias", lambda raw: raw.flag("mlp_bias", False))
 
 
 # --------------------------------------------------------------------------------- config.json, out
@@ -119,47 +117,8 @@ def _words(*more: Entry, context: int) -> ConfigWords:
     )
 
 
-WORDS2 = _words(
-    turned(_rotary),
-    BIAS,
-    Key("", "", lambda raw: raw.integer("num_experts_per_tok")),
-    mixtures.routed(
-        "deepseek_v2",
-        RoutedMoE(
-            64,
-            6,
-            GatedMLP(1407),
-            normalize=False,
-            shared=GatedMLP(2 * 1407),
-            score="softmax",
-            correction=False,
-            group_best=1,
-        ),
-        0,
-        lambda raw: raw.choice("topk_method", METHODS, "greedy"),
-    ),
-    Section(encode=_write_method),
-    context=2048,
-)
-WORDS3 = _words(
-    Key(
-        "rope_interleave",
-        "position",
-        _rotary,
-        lambda position: position.get("interleaved", True),
-    ),
-    mixtures.routed(
-        "deepseek_v3",
-        RoutedMoE(256, 8, GatedMLP(2048), shared=GatedMLP(2048), groups=8, top_groups=4, scale=2.5),
-        3,
-    ),
-    mixtures.UNPREDICTED,
-    context=4096,
-)
-
 # ---------------------------------------------------------------------------------------- the pages
 
-YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
 _LAYERS = {
     "attn.q": "self_attn.q_proj",
     "attn.q_down": "self_attn.q_a_proj",
@@ -171,5 +130,51 @@ _LAYERS = {
     "attn.out": "self_attn.o_proj",
 }
 
-DEEPSEEK_V2 = page("deepseek_v2", words=WORDS2, weights=mixtures.table(_LAYERS))
-DEEPSEEK_V3 = page("deepseek_v3", words=WORDS3, weights=mixtures.table(_LAYERS))
+page(
+    "deepseek_v2",
+    words=_words(
+        turned(_rotary),
+        # written beside the method
+        Key("", "feedforward.bias", lambda raw: raw.flag("mlp_bias", False)),
+        Key("", "", lambda raw: raw.integer("num_experts_per_tok")),
+        mixtures.routed(
+            "deepseek_v2",
+            RoutedMoE(
+                64,
+                6,
+                GatedMLP(1407),
+                normalize=False,
+                shared=GatedMLP(2 * 1407),
+                score="softmax",
+                correction=False,
+                group_best=1,
+            ),
+            0,
+            lambda raw: raw.choice("topk_method", METHODS, "greedy"),
+        ),
+        Section(encode=_write_method),
+        context=2048,
+    ),
+    weights=mixtures.table(_LAYERS),
+)
+page(
+    "deepseek_v3",
+    words=_words(
+        Key(
+            "rope_interleave",
+            "position",
+            _rotary,
+            lambda position: position.get("interleaved", True),
+        ),
+        mixtures.routed(
+            "deepseek_v3",
+            RoutedMoE(
+                256, 8, GatedMLP(2048), shared=GatedMLP(2048), groups=8, top_groups=4, scale=2.5
+            ),
+            3,
+        ),
+        mixtures.UNPREDICTED,
+        context=4096,
+    ),
+    weights=mixtures.table(_LAYERS),
+)

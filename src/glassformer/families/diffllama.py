@@ -6,17 +6,15 @@ from .decoder_pages import ATTENTION, GATED, NORMS, decoder, table, words
 from .mixers import LAMBDAS, DifferentialAttention
 from .recipe import page
 
-WORDS = words(
-    decoder(DifferentialAttention(2)),
-    max_position_embeddings=2048,
-    attention_bias=False,
-    rms_norm_eps=(1e-5, "norm.eps last_norm.eps attention.eps"),
-    lambda_std_dev=(0.1, "attention.lambda_std"),
-)
-
-DIFFLLAMA = page(
+page(
     "diffllama",
-    words=WORDS,
+    words=words(
+        decoder(DifferentialAttention(2)),
+        max_position_embeddings=2048,
+        attention_bias=False,
+        rms_norm_eps=(1e-5, "norm.eps last_norm.eps attention.eps"),
+        lambda_std_dev=(0.1, "attention.lambda_std"),
+    ),
     weights=table(
         ATTENTION, GATED, NORMS, tables={f"attn.{name}": f"self_attn.{name}" for name in LAMBDAS}
     ),

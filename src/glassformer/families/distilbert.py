@@ -50,7 +50,6 @@ def write_ends(model: Encoder) -> Settings:
     return {} if word == "dropout" else write_dropout(model, word)
 
 
-WORDS = ConfigWords(encoder(), (*KEYS, Section(read_ends, write_ends)))
 _LAYER = {
     "attn.q": "attention.q_lin",
     "attn.k": "attention.k_lin",
@@ -84,4 +83,8 @@ def table(model: Encoder) -> Table:
     )
 
 
-DISTILBERT = page("distilbert", words=WORDS, weights=table)
+page(
+    "distilbert",
+    words=ConfigWords(encoder(), (*KEYS, Section(read_ends, write_ends))),
+    weights=table,
+)

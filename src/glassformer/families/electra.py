@@ -44,9 +44,6 @@ def write_ends(model: Encoder) -> Settings:
     return {**raw, "architectures": ["ElectraForPreTraining"]} if asks else raw
 
 
-WORDS = ConfigWords(TRUNK, (*KEYS, Section(read_ends, write_ends)))
-
-
 GENERATOR_LAYERS = {
     "encoder.project": "electra.embeddings_project",
     "head.transform": "generator_predictions.dense",
@@ -75,4 +72,4 @@ def table(model: Encoder) -> Table:
     )
 
 
-ELECTRA = page("electra", words=WORDS, weights=table)
+page("electra", words=ConfigWords(TRUNK, (*KEYS, Section(read_ends, write_ends))), weights=table)

@@ -16,10 +16,10 @@ from ..core.config.layers import (
     LayerNorm,
     Norm,
 )
-from ..core.config.model import Attention, Block, Encoder, Mixer, Place, Stack, stacks
+from ..core.config.model import Attention, Block, Encoder, Mixer, Place, Stack
 from ..core.config.pool import Pool
 from ..core.config.position import Learned, Position
-from .decoder_pages import INIT
+from .decoder_pages import INIT, first_block, stack
 from .ends import (
     ANSWERS,
     CHOICE,
@@ -61,9 +61,9 @@ def encoder(
 def tied_head(raw: ConfigReader, model: Encoder, act: Activation | None = None) -> Head:
     """A family's head over the vocabulary, with the activation and the norm of its blocks; it ends in
     the embeddings' width, and is tied to them unless the file says otherwise."""
-    stack = stacks(model)["encoder"]
-    act = act or getattr(stack.pattern[0].feedforward, "act", None)
-    norm, tied = stack.first_norm or stack.last_norm, raw.flag("tie_word_embeddings", True)
+    body = stack(model)
+    act = act or getattr(first_block(model).feedforward, "act", None)
+    norm, tied = body.first_norm or body.last_norm, raw.flag("tie_word_embeddings", True)
     return Head(tied, bias=True, transform=act, norm=norm, width=model.embed.dim)
 
 
@@ -218,5 +218,4 @@ def table(
 def moved(*names: str) -> Pairs:
     """The ends of layers' names in some files, and after them what they are here."""
     half = len(names) // 2
-    pairs = zip(weight_and_bias(*names[:half]), weight_and_bias(*names[half:]), strict=True)
-    return tuple(pairs)
+    return tuple(zip(weight_and_bias(*names[:half]), weight_and_bias(*names[half:]), strict=True))

@@ -47,20 +47,18 @@ def write_ends(model: Encoder) -> Settings:
     return raw
 
 
-WORDS = words(
-    encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", first_norm=None, last_norm=NORM),
-    rope=Section(read_ends, write_ends),
-    dropouts="attention_dropout",
-    without="tie_word_embeddings",
-    max_position_embeddings=8192,
-    attention_bias=False,
-    mlp_bias=False,
-    rms_norm_eps=1e-5,
-)
-
-EUROBERT = page(
+page(
     "eurobert",
-    words=WORDS,
+    words=words(
+        encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", first_norm=None, last_norm=NORM),
+        rope=Section(read_ends, write_ends),
+        dropouts="attention_dropout",
+        without="tie_word_embeddings",
+        max_position_embeddings=8192,
+        attention_bias=False,
+        mlp_bias=False,
+        rms_norm_eps=1e-5,
+    ),
     weights=decoder_pages.table(
         ATTENTION,
         GATED,

@@ -16,13 +16,15 @@ from .decoder_pages import (
 )
 from .recipe import page
 
-WORDS = words(
-    decoder(Attention(1, qk_norm=RMSNorm()), place="output"),
-    # beside windows, what sees everything has no positions
-    windows(word="sliding_window_pattern", still=True, optional=True),
-    max_position_embeddings=2048,
-    num_key_value_heads=32,
-    rms_norm_eps=1e-5,
+page(
+    "exaone4",
+    words=words(
+        decoder(Attention(1, qk_norm=RMSNorm()), place="output"),
+        # beside windows, what sees everything has no positions
+        windows(word="sliding_window_pattern", still=True, optional=True),
+        max_position_embeddings=2048,
+        num_key_value_heads=32,
+        rms_norm_eps=1e-5,
+    ),
+    weights=table(ATTENTION, GATED, QK_NORMS, OUTPUT_NORMS),
 )
-
-EXAONE4 = page("exaone4", words=WORDS, weights=table(ATTENTION, GATED, QK_NORMS, OUTPUT_NORMS))

@@ -64,20 +64,6 @@ def _groups(model: Model) -> bool:
     return block.place == "parallel_norms" or _kv_heads(model) not in (1, block.attention.heads)
 
 
-WORDS = words(
-    decoder(feedforward=MLP(1), norm=LayerNorm()),
-    gpt2.wide("hidden_size", "ffn_hidden_size"),
-    Section(_kind, _write_kind),
-    without="head_dim num_key_value_heads intermediate_size",
-    dropouts="hidden_dropout attention_dropout",
-    max_position_embeddings=2048,
-    activation="gelu",
-    tie_word_embeddings=True,
-    layer_norm_epsilon=1e-5,
-    bias=(False, "attention.bias feedforward.bias"),
-)
-
-
 def weights(model: Model) -> Table:
     """The table of the model's weights: each key-value head lies behind its queries."""
     two = first_block(model).place == "parallel_norms"
@@ -94,4 +80,19 @@ def weights(model: Model) -> Table:
     )
 
 
-FALCON = page("falcon", words=WORDS, weights=weights)
+page(
+    "falcon",
+    words=words(
+        decoder(feedforward=MLP(1), norm=LayerNorm()),
+        gpt2.wide("hidden_size", "ffn_hidden_size"),
+        Section(_kind, _write_kind),
+        without="head_dim num_key_value_heads intermediate_size",
+        dropouts="hidden_dropout attention_dropout",
+        max_position_embeddings=2048,
+        activation="gelu",
+        tie_word_embeddings=True,
+        layer_norm_epsilon=1e-5,
+        bias=(False, "attention.bias feedforward.bias"),
+    ),
+    weights=weights,
+)

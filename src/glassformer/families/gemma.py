@@ -19,42 +19,31 @@ SHARED = (
     key("attention_bias", False),
 )
 ACTS = {**ACTIVATIONS, "gelu": "gelu_tanh"}  # has always meant the approximation
-WORDS = words(
-    decoder(norm=NORM),
-    Key(
-        "hidden_act",
-        "feedforward.act",
-        lambda raw: raw.choice("hidden_act", ACTS, "gelu_pytorch_tanh"),
-        act_name,
-    ),
-    *SHARED,
-    max_position_embeddings=8192,
-    num_key_value_heads=16,
-    head_dim=256,
-    tie_word_embeddings=True,
-)
 QUERY_SCALE = Key(
     "query_pre_attn_scalar",
     "attention.scale",
     lambda raw: raw.number("query_pre_attn_scalar", 256.0, least=1e-6) ** -0.5,
     lambda scale: round(scale**-2),
 )
-WORDS2 = words(
-    decoder(norm=NORM, place="sandwich"),
-    key("hidden_activation hidden_act", "gelu_pytorch_tanh"),
-    *SHARED,
-    QUERY_SCALE,
-    nullable("attn_logit_softcapping", 50.0, "attention.softcap"),
-    nullable("final_logit_softcapping", 30.0, "head.softcap"),
-    windows(every=2),
-    even="gemma2",
-    max_position_embeddings=8192,
-    num_key_value_heads=4,
-    head_dim=256,
-    tie_word_embeddings=True,
-)
 
-GEMMA = page("gemma", words=WORDS, weights=LLAMA_TABLE)
+page(
+    "gemma",
+    words=words(
+        decoder(norm=NORM),
+        Key(
+            "hidden_act",
+            "feedforward.act",
+            lambda raw: raw.choice("hidden_act", ACTS, "gelu_pytorch_tanh"),
+            act_name,
+        ),
+        *SHARED,
+        max_position_embeddings=8192,
+        num_key_value_heads=16,
+        head_dim=256,
+        tie_word_embeddings=True,
+    ),
+    weights=LLAMA_TABLE,
+)
 
 SANDWICH = {
     "attn_norm": "input_layernorm",
@@ -62,4 +51,21 @@ SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "ffn_post_norm": "post_feedforward_layernorm",
 }
-GEMMA2 = page("gemma2", words=WORDS2, weights=table(ATTENTION, GATED, SANDWICH))
+page(
+    "gemma2",
+    words=words(
+        decoder(norm=NORM, place="sandwich"),
+        key("hidden_activation hidden_act", "gelu_pytorch_tanh"),
+        *SHARED,
+        QUERY_SCALE,
+        nullable("attn_logit_softcapping", 50.0, "attention.softcap"),
+        nullable("final_logit_softcapping", 30.0, "head.softcap"),
+        windows(every=2),
+        even="gemma2",
+        max_position_embeddings=8192,
+        num_key_value_heads=4,
+        head_dim=256,
+        tie_word_embeddings=True,
+    ),
+    weights=table(ATTENTION, GATED, SANDWICH),
+)

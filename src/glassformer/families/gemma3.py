@@ -33,20 +33,22 @@ def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     )
 
 
-WORDS = words(
-    decoder(Attention(1, qk_norm=gemma.NORM), norm=gemma.NORM, place="sandwich"),
-    key("hidden_activation", "gelu_pytorch_tanh"),
-    *gemma.SHARED,
-    gemma.QUERY_SCALE,
-    key("final_logit_softcapping", None, "head.softcap"),
-    turned(lambda raw: _positions(raw)[1]),
-    Section(encode=lambda model: {"rope_local_base_freq": local_scheme(model, LOCAL).theta}),
-    windows(every=6, word="sliding_window_pattern", schemes=_positions),
-    even="gemma3",
-    max_position_embeddings=131_072,
-    num_key_value_heads=4,
-    head_dim=256,
-    tie_word_embeddings=True,
+page(
+    "gemma3",
+    words=words(
+        decoder(Attention(1, qk_norm=gemma.NORM), norm=gemma.NORM, place="sandwich"),
+        key("hidden_activation", "gelu_pytorch_tanh"),
+        *gemma.SHARED,
+        gemma.QUERY_SCALE,
+        key("final_logit_softcapping", None, "head.softcap"),
+        turned(lambda raw: _positions(raw)[1]),
+        Section(encode=lambda model: {"rope_local_base_freq": local_scheme(model, LOCAL).theta}),
+        windows(every=6, word="sliding_window_pattern", schemes=_positions),
+        even="gemma3",
+        max_position_embeddings=131_072,
+        num_key_value_heads=4,
+        head_dim=256,
+        tie_word_embeddings=True,
+    ),
+    weights=table(ATTENTION, GATED, QK_NORMS, gemma.SANDWICH),
 )
-
-GEMMA3 = page("gemma3", words=WORDS, weights=table(ATTENTION, GATED, QK_NORMS, gemma.SANDWICH))

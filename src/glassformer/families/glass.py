@@ -99,4 +99,4 @@ def shaped(shape: str, **sizes: Any) -> Model:
     return SHAPES[shape](**sizes)
 
 
-GLASS = page("glass", make=shaped)
+page("glass", make=shaped)

@@ -9,19 +9,18 @@ from .phi import qk_norm
 from .recipe import page
 from .routed import RoutedMoE
 
-MIXTURE = RoutedMoE(128, 8, GatedMLP(1408), shared=GatedMLP(1408))
-
-
-WORDS = words(
-    decoder(Attention(1, bias=True, out_bias=False)),
-    qk_norm("use_qk_norm", RMSNorm, "rms_norm_eps"),
-    rotary(fraction=0.5),
-    mixtures.routed("glm4_moe", MIXTURE, 1),
-    mixtures.UNPREDICTED,
-    max_position_embeddings=131_072,
-    num_key_value_heads=8,
-    rms_norm_eps=1e-5,
-    attention_bias=False,
+page(
+    "glm4_moe",
+    words=words(
+        decoder(Attention(1, bias=True, out_bias=False)),
+        qk_norm("use_qk_norm", RMSNorm, "rms_norm_eps"),
+        rotary(fraction=0.5),
+        mixtures.routed("glm4_moe", RoutedMoE(128, 8, GatedMLP(1408), shared=GatedMLP(1408)), 1),
+        mixtures.UNPREDICTED,
+        max_position_embeddings=131_072,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+    ),
+    weights=mixtures.table(ATTENTION, QK_NORMS),
 )
-
-GLM4_MOE = page("glm4_moe", words=WORDS, weights=mixtures.table(ATTENTION, QK_NORMS))

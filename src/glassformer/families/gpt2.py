@@ -135,4 +135,4 @@ def table(
 
 TABLE = table(NORMS, turned={QKV: "attn.c_attn", **MATRICES})
 
-GPT2 = page("gpt2", words=WORDS, weights=TABLE, layout=layout)
+page("gpt2", words=WORDS, weights=TABLE, layout=layout)

@@ -25,16 +25,6 @@ def _write_heads(model: Model) -> Settings:
     return {"multi_query": shared}
 
 
-WORDS = gpt2.words(
-    gpt2.SHAPE,
-    Key("", "attention.kv_heads", lambda raw: 1 if raw.flag("multi_query", True) else None),
-    Section(encode=_write_heads),
-    dropouts="resid_pdrop attn_pdrop embd_pdrop",
-    dropout=0.1,
-    activation_function="gelu_pytorch_tanh",
-)
-
-
 def weights(model: Model) -> Table:
     """The table of the model's weights: where each head has keys of its own, it has all three."""
     axes = "" if _shares(model) else "(h 3 d) c -> (3 h d) c"
@@ -42,4 +32,15 @@ def weights(model: Model) -> Table:
     return gpt2.table(gpt2.NORMS, gpt2.MATRICES, fused={QKV: "attn.c_attn"}, axes=axes, heads=heads)
 
 
-GPT_BIGCODE = page("gpt_bigcode", words=WORDS, weights=weights)
+page(
+    "gpt_bigcode",
+    words=gpt2.words(
+        gpt2.SHAPE,
+        Key("", "attention.kv_heads", lambda raw: 1 if raw.flag("multi_query", True) else None),
+        Section(encode=_write_heads),
+        dropouts="resid_pdrop attn_pdrop embd_pdrop",
+        dropout=0.1,
+        activation_function="gelu_pytorch_tanh",
+    ),
+    weights=weights,
+)

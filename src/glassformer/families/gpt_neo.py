@@ -49,18 +49,20 @@ def _write_kinds(slide: Sequence[bool]) -> Settings:
     return {"attention_types": [[[("global", "local")[is_local] for is_local in slide], 1]]}
 
 
-WORDS = gpt2.words(
-    decoder(Attention(1, out_bias=True, scale=1.0), MLP(1, bias=True), LayerNorm(), Learned(64)),
-    gpt2.wide("hidden_size", "intermediate_size"),
-    gpt2.length("max_position_embeddings", 2048),
-    variant("attention.mask", Window(256), LayerChoice(_slide, _write_kinds), window_size="size"),
-    needed="hidden_size num_layers num_heads",
-    dropouts="resid_dropout embed_dropout attention_dropout",
-)
-
-GPT_NEO = page(
+page(
     "gpt_neo",
-    words=WORDS,
+    words=gpt2.words(
+        decoder(
+            Attention(1, out_bias=True, scale=1.0), MLP(1, bias=True), LayerNorm(), Learned(64)
+        ),
+        gpt2.wide("hidden_size", "intermediate_size"),
+        gpt2.length("max_position_embeddings", 2048),
+        variant(
+            "attention.mask", Window(256), LayerChoice(_slide, _write_kinds), window_size="size"
+        ),
+        needed="hidden_size num_layers num_heads",
+        dropouts="resid_dropout embed_dropout attention_dropout",
+    ),
     weights=gpt2.table(
         gpt2.NORMS,
         gpt2.MATRICES,

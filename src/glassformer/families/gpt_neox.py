@@ -41,25 +41,6 @@ def _write_position(model: Model) -> Settings:
     }
 
 
-WORDS = words(
-    decoder(*GPT2_LAYERS),
-    Key(
-        "use_parallel_residual",
-        "place",
-        lambda raw: "parallel_norms" if raw.flag("use_parallel_residual", True) else "pre",
-        lambda place: place == "parallel_norms",
-    ),
-    turned(_position),
-    without="head_dim num_key_value_heads",
-    dropouts="hidden_dropout attention_dropout",
-    rope=Section(encode=_write_position),
-    max_position_embeddings=2048,
-    hidden_act="gelu",
-    layer_norm_eps=1e-5,
-    attention_bias=True,
-)
-
-
 def weights(model: Model) -> Table:
     """The table of the model's weights: each head's queries, keys and values lie side by side."""
     return gpt2.table(
@@ -77,4 +58,24 @@ def weights(model: Model) -> Table:
     )
 
 
-GPT_NEOX = page("gpt_neox", words=WORDS, weights=weights)
+page(
+    "gpt_neox",
+    words=words(
+        decoder(*GPT2_LAYERS),
+        Key(
+            "use_parallel_residual",
+            "place",
+            lambda raw: "parallel_norms" if raw.flag("use_parallel_residual", True) else "pre",
+            lambda place: place == "parallel_norms",
+        ),
+        turned(_position),
+        without="head_dim num_key_value_heads",
+        dropouts="hidden_dropout attention_dropout",
+        rope=Section(encode=_write_position),
+        max_position_embeddings=2048,
+        hidden_act="gelu",
+        layer_norm_eps=1e-5,
+        attention_bias=True,
+    ),
+    weights=weights,
+)

@@ -23,7 +23,6 @@ from .names import NameRule
 from .recipe import ConfigReader, page
 from .sinks import ClampedMoE, SinkAttention
 
-MIXTURE = ClampedMoE(1, 1, GatedMLP(2880, bias=True))
 YARN = Rotary(150_000.0, scaling=YarnScaling(32.0, 4096, truncate=False))
 
 
@@ -33,26 +32,26 @@ def _positions(raw: ConfigReader) -> Rotary:
     return read_rotary(raw, 150_000.0) if rope_table(raw) else replace(YARN, theta=theta)
 
 
-WORDS = words(
-    decoder(SinkAttention(1, bias=True), MIXTURE, position=YARN),
-    turned(_positions),
-    windows(default=128, every=2, required=False),
-    rope=ROPE_TABLE,
-    max_position_embeddings=131_072,
-    num_key_value_heads=8,
-    head_dim=64,
-    rms_norm_eps=1e-5,
-    attention_bias=True,
-    num_local_experts=128,
-    num_experts_per_tok=4,
-    swiglu_alpha=(1.702, "feedforward.alpha"),
-    swiglu_limit=(7.0, "feedforward.limit"),
-    router_aux_loss_coef=0.001,
-)
-
-GPT_OSS = page(
+page(
     "gpt_oss",
-    words=WORDS,
+    words=words(
+        decoder(
+            SinkAttention(1, bias=True), ClampedMoE(1, 1, GatedMLP(2880, bias=True)), position=YARN
+        ),
+        turned(_positions),
+        windows(default=128, every=2, required=False),
+        rope=ROPE_TABLE,
+        max_position_embeddings=131_072,
+        num_key_value_heads=8,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+        attention_bias=True,
+        num_local_experts=128,
+        num_experts_per_tok=4,
+        swiglu_alpha=(1.702, "feedforward.alpha"),
+        swiglu_limit=(7.0, "feedforward.limit"),
+        router_aux_loss_coef=0.001,
+    ),
     weights=table(
         ATTENTION,
         NORMS,

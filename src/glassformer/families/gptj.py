@@ -45,7 +45,7 @@ WORDS = gpt2.words(
 )
 
 LAYERS = {"attn_norm": "ln_1", "ffn.up": "mlp.fc_in", "ffn.down": "mlp.fc_out"}
-GPTJ = page(
+page(
     "gptj",
     words=WORDS,
     weights=gpt2.table(
@@ -60,7 +60,7 @@ def _pieces(raw: ConfigReader) -> None:
     raw.must(heads % 4 == 0, "n_head", "a multiple of 4, the pieces of its fused weights")
 
 
-CODEGEN = page(
+page(
     "codegen",
     words=replace(WORDS, entries=(Key("", "", _pieces), *WORDS.entries)),
     weights=gpt2.table(

@@ -19,11 +19,14 @@ MULTIPLIERS = keys(
         lambda scale: round(1 / scale, 9),
     ),
 )
-WORDS = words(
-    decoder(),
-    *MULTIPLIERS,
-    max_position_embeddings=2048,
-    mlp_bias=False,
-)
 
-GRANITE = page("granite", words=WORDS, weights=LLAMA_TABLE)
+page(
+    "granite",
+    words=words(
+        decoder(),
+        *MULTIPLIERS,
+        max_position_embeddings=2048,
+        mlp_bias=False,
+    ),
+    weights=LLAMA_TABLE,
+)

@@ -43,48 +43,7 @@ def _head_dim(raw: ConfigReader) -> Any:
     return width // raw.integer("mamba_n_heads", 128, most=MOST_HEADS)
 
 
-_KINDS = ("linear_attention", "full_attention")
 MIXTURE = MoE(8, 2, GatedMLP(11_008), balance_loss=0.001, shared=GatedMLP(1024))
-WORDS = words(
-    decoder(position=NoPosition()),
-    *granite.MULTIPLIERS,
-    mamba2.UNLIMITED,
-    mamba2.HEAD_DIM,
-    Key(
-        "position_embedding_type",
-        "position",
-        _positions,
-        lambda position: "rope" if position["type"] == "Rotary" else None,
-    ),
-    variant(
-        "attention",
-        Mamba2(128, state=256, eps=1e-6),
-        listed(*_KINDS, lambda raw, depth: [True] * depth),
-        absent={"mamba_n_heads": 1},
-        mamba_n_heads="state_heads",
-        mamba_d_head=Key("mamba_d_head", "head_dim", _head_dim),
-        mamba_d_state="state",
-        mamba_n_groups="groups",
-        mamba_d_conv="kernel",
-        mamba_proj_bias="bias",
-        mamba_conv_bias="conv_bias",
-        rms_norm_eps="eps",
-    ),
-    mamba2.expansion("mamba_expand"),
-    variant(
-        "feedforward",
-        MIXTURE,
-        counted("num_local_experts", LayerChoice(lambda raw, depth: [True] * depth)),
-        absent={"num_local_experts": 0},
-        num_local_experts="experts",
-        num_experts_per_tok="top_k",
-        intermediate_size="expert.hidden",
-        shared_intermediate_size="shared.hidden",
-        router_aux_loss_coef="balance_loss",
-    ),
-    max_position_embeddings=2048,
-    shared_intermediate_size=(1024, "feedforward.hidden"),
-)
 
 # a block without a mixture has this network alone
 SHARED = {
@@ -93,9 +52,48 @@ SHARED = {
     "ffn.shared.gate ffn.shared.up": "shared_mlp.input_linear",
     "ffn.shared.down": "shared_mlp.output_linear",
 }
-GRANITEMOEHYBRID = page(
+page(
     "granitemoehybrid",
-    words=WORDS,
+    words=words(
+        decoder(position=NoPosition()),
+        *granite.MULTIPLIERS,
+        mamba2.UNLIMITED,
+        mamba2.HEAD_DIM,
+        Key(
+            "position_embedding_type",
+            "position",
+            _positions,
+            lambda position: "rope" if position["type"] == "Rotary" else None,
+        ),
+        variant(
+            "attention",
+            Mamba2(128, state=256, eps=1e-6),
+            listed("linear_attention", "full_attention", lambda raw, depth: [True] * depth),
+            absent={"mamba_n_heads": 1},
+            mamba_n_heads="state_heads",
+            mamba_d_head=Key("mamba_d_head", "head_dim", _head_dim),
+            mamba_d_state="state",
+            mamba_n_groups="groups",
+            mamba_d_conv="kernel",
+            mamba_proj_bias="bias",
+            mamba_conv_bias="conv_bias",
+            rms_norm_eps="eps",
+        ),
+        mamba2.expansion("mamba_expand"),
+        variant(
+            "feedforward",
+            MIXTURE,
+            counted("num_local_experts", LayerChoice(lambda raw, depth: [True] * depth)),
+            absent={"num_local_experts": 0},
+            num_local_experts="experts",
+            num_experts_per_tok="top_k",
+            intermediate_size="expert.hidden",
+            shared_intermediate_size="shared.hidden",
+            router_aux_loss_coef="balance_loss",
+        ),
+        max_position_embeddings=2048,
+        shared_intermediate_size=(1024, "feedforward.hidden"),
+    ),
     weights=table(
         ATTENTION,
         NORMS,

@@ -34,10 +34,6 @@ def _hidden(raw: ConfigReader) -> int:
     return int(-(-adjusted // multiple) * multiple)
 
 
-def _tied(raw: ConfigReader) -> bool:
-    return raw.flag("tie_embedding", raw.flag("tie_word_embeddings", True))
-
-
 def _convolves(raw: ConfigReader, depth: int) -> list[bool]:
     attends = read_numbers(raw, "full_attn_idxs", range(depth))
     return [i not in attends for i in range(depth)]
@@ -48,28 +44,31 @@ def _write_kinds(convolves: Sequence[bool]) -> Settings:
 
 
 _KINDS = listed("conv", "full_attention", _convolves)
-WORDS = words(
-    decoder(Attention(1, qk_norm=RMSNorm())),
-    Key("intermediate_size", "feedforward.hidden", _hidden),
-    Key("tie_word_embeddings", "head.tied", _tied),
-    rotary(1e6),
-    Section(encode=lambda model: {"block_auto_adjust_ff_dim": False}),
-    variant(
-        "attention",
-        ShortConv(),
-        replace(_KINDS, encode=_write_kinds),
-        conv_L_cache="kernel",
-        conv_bias="bias",
-    ),
-    without="hidden_act intermediate_size tie_word_embeddings",
-    max_position_embeddings=128_000,
-    num_key_value_heads=8,
-    norm_eps=1e-5,
-)
 
-LFM2 = page(
+page(
     "lfm2",
-    words=WORDS,
+    words=words(
+        decoder(Attention(1, qk_norm=RMSNorm())),
+        Key("intermediate_size", "feedforward.hidden", _hidden),
+        Key(
+            "tie_word_embeddings",
+            "head.tied",
+            lambda raw: raw.flag("tie_embedding", raw.flag("tie_word_embeddings", True)),
+        ),
+        rotary(1e6),
+        Section(encode=lambda model: {"block_auto_adjust_ff_dim": False}),
+        variant(
+            "attention",
+            ShortConv(),
+            replace(_KINDS, encode=_write_kinds),
+            conv_L_cache="kernel",
+            conv_bias="bias",
+        ),
+        without="hidden_act intermediate_size tie_word_embeddings",
+        max_position_embeddings=128_000,
+        num_key_value_heads=8,
+        norm_eps=1e-5,
+    ),
     weights=table(
         {
             **attention(out="out_proj"),

@@ -112,31 +112,29 @@ def _mixtures(raw: ConfigReader, depth: int) -> list[bool]:
     return [i in listed for i in range(depth)]
 
 
-WORDS = words(
-    decoder(Attention(1, qk_norm=QK_NORM)),
-    turned(_rotary),
-    Section(_read_attention, _write_attention),
-    variant(
-        "feedforward",
-        MIXTURE,
-        LayerChoice(_mixtures, lambda chosen: {"moe_layers": numbers(chosen)}),
-        lambda raw, mlp: replace(MIXTURE, expert=mlp, shared=mlp),
-        num_local_experts="experts",
-        num_experts_per_tok="top_k",
-        intermediate_size="expert.hidden shared.hidden",
-        router_aux_loss_coef="balance_loss",
-    ),
-    max_position_embeddings=131_072,
-    num_key_value_heads=8,
-    head_dim=128,
-    rms_norm_eps=1e-5,
-    attention_bias=False,
-    intermediate_size_mlp=(16_384, "feedforward.hidden"),
-)
-
-LLAMA4 = page(
+page(
     "llama4",
-    words=WORDS,
+    words=words(
+        decoder(Attention(1, qk_norm=QK_NORM)),
+        turned(_rotary),
+        Section(_read_attention, _write_attention),
+        variant(
+            "feedforward",
+            MIXTURE,
+            LayerChoice(_mixtures, lambda chosen: {"moe_layers": numbers(chosen)}),
+            lambda raw, mlp: replace(MIXTURE, expert=mlp, shared=mlp),
+            num_local_experts="experts",
+            num_experts_per_tok="top_k",
+            intermediate_size="expert.hidden shared.hidden",
+            router_aux_loss_coef="balance_loss",
+        ),
+        max_position_embeddings=131_072,
+        num_key_value_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+        intermediate_size_mlp=(16_384, "feedforward.hidden"),
+    ),
     weights=table(
         ATTENTION,
         NORMS,

@@ -49,29 +49,6 @@ HEAD_DIM = Section(
 )
 
 
-WORDS = ConfigWords(
-    # no file says a context: a state reads any length
-    replace(decoder(MIXER, None, position=NoPosition()), context=1 << 20),
-    (
-        *keys(
-            "hidden_size",
-            num_hidden_layers=64,
-            vocab_size=32_768,
-            num_heads=(128, "attention.state_heads"),
-            head_dim=64,
-            state_size=(128, "attention.state"),
-            n_groups=(8, "attention.groups"),
-            conv_kernel=(4, "attention.kernel"),
-            use_bias=(False, "attention.bias"),
-            use_conv_bias=(True, "attention.conv_bias"),
-            tie_word_embeddings=False,
-            initializer_range=0.02,
-            layer_norm_epsilon=(1e-5, "norm.eps last_norm.eps attention.eps"),
-        ),
-        UNLIMITED,
-        expansion("expand"),
-    ),
-)
 LAYERS = {"in_proj": "in_proj", "conv": "conv1d", "norm": "norm", "out_proj": "out_proj"}
 TABLES = {name: name for name in ("A_log", "D", "dt_bias")}
 LAYER = "backbone.layers.{i}"
@@ -85,9 +62,31 @@ table = partial(
     ignore=(),
 )
 
-MAMBA2 = page(
+page(
     "mamba2",
-    words=WORDS,
+    words=ConfigWords(
+        # no file says a context: a state reads any length
+        replace(decoder(MIXER, None, position=NoPosition()), context=1 << 20),
+        (
+            *keys(
+                "hidden_size",
+                num_hidden_layers=64,
+                vocab_size=32_768,
+                num_heads=(128, "attention.state_heads"),
+                head_dim=64,
+                state_size=(128, "attention.state"),
+                n_groups=(8, "attention.groups"),
+                conv_kernel=(4, "attention.kernel"),
+                use_bias=(False, "attention.bias"),
+                use_conv_bias=(True, "attention.conv_bias"),
+                tie_word_embeddings=False,
+                initializer_range=0.02,
+                layer_norm_epsilon=(1e-5, "norm.eps last_norm.eps attention.eps"),
+            ),
+            UNLIMITED,
+            expansion("expand"),
+        ),
+    ),
     weights=table(
         {"attn_norm": "norm"},
         under("mixer", LAYERS),

@@ -10,7 +10,6 @@ from .mixtral import EXPERTS
 from .recipe import ConfigReader, page
 from .routed import RoutedMoE
 
-QUERIES = Attention(1, out_bias=False, qk_norm=RMSNorm(), qk_norm_whole=True)
 THETA = 5_000_000.0
 
 
@@ -21,20 +20,21 @@ def _positions(raw: ConfigReader) -> Rotary:
     return read_rotary(raw, THETA, turned / width)
 
 
-WORDS = words(
-    decoder(QUERIES, RoutedMoE(1, 1, GatedMLP(1))),
-    turned(_positions, "partial_rotary_factor"),
-    max_position_embeddings=196_608,
-    num_key_value_heads=8,
-    head_dim=128,
-    num_local_experts=256,
-    num_experts_per_tok=8,
-    router_aux_loss_coef=0.001,
-)
-
-MINIMAX_M2 = page(
+page(
     "minimax_m2",
-    words=WORDS,
+    words=words(
+        decoder(
+            Attention(1, out_bias=False, qk_norm=RMSNorm(), qk_norm_whole=True),
+            RoutedMoE(1, 1, GatedMLP(1)),
+        ),
+        turned(_positions, "partial_rotary_factor"),
+        max_position_embeddings=196_608,
+        num_key_value_heads=8,
+        head_dim=128,
+        num_local_experts=256,
+        num_experts_per_tok=8,
+        router_aux_loss_coef=0.001,
+    ),
     weights=table(
         ATTENTION,
         NORMS,

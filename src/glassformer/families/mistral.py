@@ -5,12 +5,14 @@ from __future__ import annotations
 from .decoder_pages import LLAMA_TABLE, decoder, window, words
 from .recipe import page
 
-WORDS = words(
-    decoder(),
-    window(4096),
-    even="mistral",
-    max_position_embeddings=131_072,
-    num_key_value_heads=8,
+page(
+    "mistral",
+    words=words(
+        decoder(),
+        window(4096),
+        even="mistral",
+        max_position_embeddings=131_072,
+        num_key_value_heads=8,
+    ),
+    weights=LLAMA_TABLE,
 )
-
-MISTRAL = page("mistral", words=WORDS, weights=LLAMA_TABLE)

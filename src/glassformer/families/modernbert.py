@@ -94,23 +94,6 @@ def write_ends(model: Encoder) -> Settings:
     }
 
 
-WORDS = words(
-    encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", last_norm=NORM),
-    Key("", "position", lambda raw: _positions(raw)[1]),
-    Section(read_ends, write_ends),
-    rope=Section(read_windows, write_windows),
-    dropouts="mlp_dropout attention_dropout embedding_dropout",
-    without="num_key_value_heads head_dim tie_word_embeddings",
-    even="modernbert",
-    max_position_embeddings=8192,
-    hidden_activation="gelu",
-    attention_bias=False,
-    mlp_bias=False,
-    norm_bias=(False, "norm.bias first_norm.bias last_norm.bias"),
-    norm_eps=1e-5,
-)
-
-
 _LAYER = {
     "attn_norm": "attn_norm",
     QKV: "attn.Wqkv",
@@ -141,4 +124,22 @@ def table(model: Encoder) -> Table:
     )
 
 
-MODERNBERT = page("modernbert", words=WORDS, weights=table)
+page(
+    "modernbert",
+    words=words(
+        encoder(Attention(1), GatedMLP(1), NORM, Rotary(), "pre", last_norm=NORM),
+        Key("", "position", lambda raw: _positions(raw)[1]),
+        Section(read_ends, write_ends),
+        rope=Section(read_windows, write_windows),
+        dropouts="mlp_dropout attention_dropout embedding_dropout",
+        without="num_key_value_heads head_dim tie_word_embeddings",
+        even="modernbert",
+        max_position_embeddings=8192,
+        hidden_activation="gelu",
+        attention_bias=False,
+        mlp_bias=False,
+        norm_bias=(False, "norm.bias first_norm.bias last_norm.bias"),
+        norm_eps=1e-5,
+    ),
+    weights=table,
+)

@@ -16,25 +16,23 @@ from .recipe import ConfigReader, page
 ATTENTION = keys(softmax_scale=(None, "attention.scale"))
 
 
-WORDS = gpt2.words(
-    decoder(Attention(1), MLP(1, "gelu"), LayerNorm(bias=False), Alibi()),
-    gpt2.wide("d_model"),
-    gpt2.length("max_seq_len", 2048),
-    gpt2.fixed_act("gelu", "mpt"),
-    Section(
-        lambda raw, model: read_keys(
-            raw.inside("attn_config") or ConfigReader({}, raw.source), model, ATTENTION
-        ),
-        lambda model: {"attn_config": write_keys(model, ATTENTION)},
-    ),
-    without="activation_function",
-    needed="d_model n_layers n_heads",
-    dropouts="resid_pdrop emb_pdrop",
-)
-
-MPT = page(
+page(
     "mpt",
-    words=WORDS,
+    words=gpt2.words(
+        decoder(Attention(1), MLP(1, "gelu"), LayerNorm(bias=False), Alibi()),
+        gpt2.wide("d_model"),
+        gpt2.length("max_seq_len", 2048),
+        gpt2.fixed_act("gelu", "mpt"),
+        Section(
+            lambda raw, model: read_keys(
+                raw.inside("attn_config") or ConfigReader({}, raw.source), model, ATTENTION
+            ),
+            lambda model: {"attn_config": write_keys(model, ATTENTION)},
+        ),
+        without="activation_function",
+        needed="d_model n_layers n_heads",
+        dropouts="resid_pdrop emb_pdrop",
+    ),
     weights=gpt2.table(
         {
             "attn_norm": "norm_1",

@@ -16,5 +16,5 @@ DEFAULTS: Any = {
     "n_positions": 1024,
     "decoder_start_token_id": 0,
 }
-MT5 = page("mt5", words=t5.words(scales=False, **DEFAULTS), weights=t5.table)
-UMT5 = page("umt5", words=t5.words(inside=True, **DEFAULTS), weights=t5.table)
+page("mt5", words=t5.words(scales=False, **DEFAULTS), weights=t5.table)
+page("umt5", words=t5.words(inside=True, **DEFAULTS), weights=t5.table)

@@ -26,4 +26,4 @@ PATTERN = (Block(Attention(6), MIXTURE, NORM), Block(Attention(6), MLP4, NORM))
 STACK = Stack(6, PATTERN, Learned(1024), last_norm=NORM)
 OPENWEBTEXT = Decoder(384, 1024, Embed(50_304), STACK, init=Init(std=None))
 
-NANOMOE = page("nanomoe", sizes={"openwebtext": OPENWEBTEXT})
+page("nanomoe", sizes={"openwebtext": OPENWEBTEXT})

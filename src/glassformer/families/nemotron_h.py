@@ -123,20 +123,6 @@ def _write_layers(model: Model) -> Settings:
     }
 
 
-WORDS = words(
-    decoder(feedforward=None, position=NoPosition()),
-    UNLIMITED,
-    HEAD_DIM,
-    turned(lambda raw: NoPosition()),
-    Section(_read_layers, _write_layers),
-    without="num_hidden_layers intermediate_size hidden_act",
-    rope=Section(),
-    max_position_embeddings=4096,
-    num_key_value_heads=8,
-    head_dim=128,
-    layer_norm_epsilon=1e-5,
-)
-
 _LINEAR = {
     "q": "q_proj",
     "k": "k_proj",
@@ -166,4 +152,20 @@ def weights(model: Model) -> Table:
     return replace(TABLE, rules=placed(TABLE.rules, [place for place, _ in _layers(model)]))
 
 
-NEMOTRON_H = page("nemotron_h", words=WORDS, weights=weights)
+page(
+    "nemotron_h",
+    words=words(
+        decoder(feedforward=None, position=NoPosition()),
+        UNLIMITED,
+        HEAD_DIM,
+        turned(lambda raw: NoPosition()),
+        Section(_read_layers, _write_layers),
+        without="num_hidden_layers intermediate_size hidden_act",
+        rope=Section(),
+        max_position_embeddings=4096,
+        num_key_value_heads=8,
+        head_dim=128,
+        layer_norm_epsilon=1e-5,
+    ),
+    weights=weights,
+)

@@ -55,7 +55,6 @@ def write_ends(model: Encoder) -> Settings:
     return {**raw, "pad_token_id": 0}
 
 
-WORDS = ConfigWords(TEMPLATE, (*KEYS, Section(read_ends, write_ends)), older=OLDER)
 ROOT = "nomic_bert"
 POOLER = "nomic_bert.pooler.dense"
 _ENDS = {
@@ -84,4 +83,8 @@ def table(model: Encoder) -> Table:
     )
 
 
-NOMIC_BERT = page("nomic-bert", words=WORDS, weights=table)
+page(
+    "nomic-bert",
+    words=ConfigWords(TEMPLATE, (*KEYS, Section(read_ends, write_ends)), older=OLDER),
+    weights=table,
+)

@@ -12,7 +12,6 @@ from ..core.config import (
     MoE,
     RMSNorm,
     Rotary,
-    YarnScaling,
 )
 from .decoder_pages import (
     ATTENTION,
@@ -36,12 +35,14 @@ from .recipe import ConfigReader, page
 QUERIES = Attention(1, qk_norm=RMSNorm(), qk_norm_whole=True)
 SHAPE = decoder(QUERIES, place="output")
 THETA3 = 500_000.0  # of both kinds of block
-YARN = YarnScaling(8.0, 8192, attention_factor=1.2079441541679836)
 
 
-WORDS = words(SHAPE, max_position_embeddings=2048, rms_norm_eps=1e-5, attention_bias=False)
 LAYERS = table(ATTENTION, QK_NORMS, GATED, OUTPUT_NORMS)
-OLMO2 = page("olmo2", words=WORDS, weights=LAYERS)
+page(
+    "olmo2",
+    words=words(SHAPE, max_position_embeddings=2048, rms_norm_eps=1e-5, attention_bias=False),
+    weights=LAYERS,
+)
 
 
 def _positions3(raw: ConfigReader) -> tuple[Rotary, Rotary]:
@@ -53,29 +54,33 @@ def _positions3(raw: ConfigReader) -> tuple[Rotary, Rotary]:
     return Rotary(THETA3), read_rotary(raw, THETA3)
 
 
-WORDS3 = words(
-    SHAPE,
-    turned(lambda raw: _positions3(raw)[1]),
-    windows(schemes=_positions3),
-    rope=Section(encode=lambda model: write_schemes(model, THETA3)),
-    max_position_embeddings=2048,
-    rms_norm_eps=1e-5,
-    attention_bias=False,
+page(
+    "olmo3",
+    words=words(
+        SHAPE,
+        turned(lambda raw: _positions3(raw)[1]),
+        windows(schemes=_positions3),
+        rope=Section(encode=lambda model: write_schemes(model, THETA3)),
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+    ),
+    weights=LAYERS,
 )
 
-OLMO3 = page("olmo3", words=WORDS3, weights=LAYERS)
 
-
-WORDSMOE = words(
-    decoder(QUERIES, MoE(1, 1, GatedMLP(1))),
-    without="head_dim",
-    max_position_embeddings=4096,
-    rms_norm_eps=1e-5,
-    attention_bias=False,
-    num_experts=64,
-    num_experts_per_tok=8,
-    norm_topk_prob=False,
-    router_aux_loss_coef=0.01,
+page(
+    "olmoe",
+    words=words(
+        decoder(QUERIES, MoE(1, 1, GatedMLP(1))),
+        without="head_dim",
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+        num_experts=64,
+        num_experts_per_tok=8,
+        norm_topk_prob=False,
+        router_aux_loss_coef=0.01,
+    ),
+    weights=table(ATTENTION, QK_NORMS, NORMS, tables=EXPERTS),
 )
-
-OLMOE = page("olmoe", words=WORDSMOE, weights=table(ATTENTION, QK_NORMS, NORMS, tables=EXPERTS))

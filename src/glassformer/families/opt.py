@@ -31,29 +31,27 @@ def _write_norms(model: Model) -> Settings:
     }
 
 
-WORDS = ConfigWords(
-    decoder(*GPT2_LAYERS, Learned(64, 2)),
-    (
-        *keys(
-            "hidden_size",
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            ffn_dim=3072,
-            max_position_embeddings=2048,
-            vocab_size=50_272,
-            activation_function="relu",
-            enable_bias=(True, "attention.bias feedforward.bias"),
-            tie_word_embeddings=True,
-            dropout=key("dropout attention_dropout", 0.1, "dropout"),
-            init_std=0.02,
-        ),
-        Section(_norms, _write_norms),
-    ),
-)
-
-OPT = page(
+page(
     "opt",
-    words=WORDS,
+    words=ConfigWords(
+        decoder(*GPT2_LAYERS, Learned(64, 2)),
+        (
+            *keys(
+                "hidden_size",
+                num_hidden_layers=12,
+                num_attention_heads=12,
+                ffn_dim=3072,
+                max_position_embeddings=2048,
+                vocab_size=50_272,
+                activation_function="relu",
+                enable_bias=(True, "attention.bias feedforward.bias"),
+                tie_word_embeddings=True,
+                dropout=key("dropout attention_dropout", 0.1, "dropout"),
+                init_std=0.02,
+            ),
+            Section(_norms, _write_norms),
+        ),
+    ),
     weights=table(
         FAIRSEQ,
         layer="model.decoder.layers.{i}",

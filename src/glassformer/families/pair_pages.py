@@ -66,9 +66,9 @@ def scale_key(default: bool) -> Key:
     return Key("scale_embedding", "embed.scale", scale, lambda factor: factor != 1.0)
 
 
-def held(raw: ConfigReader, word: str, name: str, default: bool = False) -> bool:
+def held(raw: ConfigReader, word: str, name: str) -> bool:
     """True where the files hold weights that they may lack; a ``word`` of param says it alone."""
-    stated: bool = raw.flag(word, default)
+    stated = raw.flag(word, False)
     return stated if raw.weights is None else raw.holds(name)
 
 

@@ -41,19 +41,17 @@ def qk_norm(word: str, kind: type[LayerNorm | RMSNorm], eps: str) -> Key:
     return Key(word, "attention.qk_norm", parse, lambda norm: norm is not None)
 
 
-WORDS = words(
-    decoder(*GPT2_LAYERS, place="parallel", head=Head(tied=False, bias=True)),
-    qk_norm("qk_layernorm", LayerNorm, "layer_norm_eps"),
-    rotary(fraction=0.5),
-    dropouts=DROPOUTS,
-    max_position_embeddings=2048,
-    hidden_act="gelu_new",
-    layer_norm_eps=1e-5,
-)
-
-PHI = page(
+page(
     "phi",
-    words=WORDS,
+    words=words(
+        decoder(*GPT2_LAYERS, place="parallel", head=Head(tied=False, bias=True)),
+        qk_norm("qk_layernorm", LayerNorm, "layer_norm_eps"),
+        rotary(fraction=0.5),
+        dropouts=DROPOUTS,
+        max_position_embeddings=2048,
+        hidden_act="gelu_new",
+        layer_norm_eps=1e-5,
+    ),
     weights=table(
         ATTENTION,
         {
@@ -86,20 +84,17 @@ def write_context(model: Model) -> Settings:
     }
 
 
-WORDS3 = words(
-    decoder(),
-    window(),
-    rotary(fraction=1.0, kinds=("default", *LONGROPE)),
-    Section(short_context, write_context),
-    dropouts=DROPOUTS,
-    max_position_embeddings=4096,
-    rms_norm_eps=1e-5,
-)
-
-
-PHI3 = page(
+page(
     "phi3",
-    words=WORDS3,
+    words=words(
+        decoder(),
+        window(),
+        rotary(fraction=1.0, kinds=("default", *LONGROPE)),
+        Section(short_context, write_context),
+        dropouts=DROPOUTS,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+    ),
     weights=table(
         {QKV: "self_attn.qkv_proj", "attn.out": "self_attn.o_proj"},
         {"ffn.gate ffn.up": "mlp.gate_up_proj", "ffn.down": "mlp.down_proj"},

@@ -50,27 +50,29 @@ def _write_rope(model: Model) -> Settings:
     return raw
 
 
-WORDS = words(
-    decoder(
-        Attention(1, bias=True),
-        SparseMixerMoE(2, 2, GatedMLP(1)),
-        LayerNorm(),
-        head=Head(tied=False, bias=True),
+page(
+    "phimoe",
+    words=words(
+        decoder(
+            Attention(1, bias=True),
+            SparseMixerMoE(2, 2, GatedMLP(1)),
+            LayerNorm(),
+            head=Head(tied=False, bias=True),
+        ),
+        window(),
+        turned(_positions),
+        Section(short_context, lambda model: write_context(model) if long_scalings(model) else {}),
+        without="head_dim",
+        rope=Section(encode=_write_rope),
+        max_position_embeddings=131_072,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+        lm_head_bias=(False, "head.bias"),
+        num_local_experts=16,
+        num_experts_per_tok=2,
+        router_jitter_noise=(0.01, "feedforward.tolerance"),
+        router_aux_loss_coef=0.001,
     ),
-    window(),
-    turned(_positions),
-    Section(short_context, lambda model: write_context(model) if long_scalings(model) else {}),
-    without="head_dim",
-    rope=Section(encode=_write_rope),
-    max_position_embeddings=131_072,
-    num_key_value_heads=8,
-    rms_norm_eps=1e-5,
-    attention_bias=False,
-    lm_head_bias=(False, "head.bias"),
-    num_local_experts=16,
-    num_experts_per_tok=2,
-    router_jitter_noise=(0.01, "feedforward.tolerance"),
-    router_aux_loss_coef=0.001,
+    weights=WEIGHTS,
 )
-
-PHIMOE = page("phimoe", words=WORDS, weights=WEIGHTS)

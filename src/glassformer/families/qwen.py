@@ -75,22 +75,6 @@ def _every_second(raw: ConfigReader, depth: int) -> list[bool]:
     return [i % 2 == 0 and not late for i, late in enumerate(_late(raw, depth))]
 
 
-WORDS2 = words(
-    SHAPE2,
-    _slides(_late),
-    max_position_embeddings=32_768,
-    num_key_value_heads=32,
-)
-WORDS3 = words(
-    SHAPE3,
-    _slides(_late),
-    max_position_embeddings=32_768,
-    num_key_value_heads=32,
-    head_dim=128,
-    attention_bias=False,
-)
-
-
 MIXTURE: Settings = {
     "moe_intermediate_size": "expert.hidden",
     "num_experts": "experts",
@@ -121,46 +105,65 @@ def _alike(slides: Section) -> Section:
     )
 
 
-WORDS3MOE = words(
-    SHAPE3,
-    _alike(_slides(lambda raw, depth: [True] * depth)),
-    _mixture(
-        "qwen3moe",
-        MoE(128, 8, GatedMLP(768), normalize=False, balance_loss=0.001),
-        num_experts=experts_key("num_experts", 128),
-    ),
-    max_position_embeddings=32_768,
-    num_key_value_heads=4,
-    attention_bias=False,
-)
-
-
-WORDS2MOE = words(
-    SHAPE2,
-    _slides(_every_second),
-    _mixture(
-        "qwen2moe",
-        MoE(60, 4, GatedMLP(1408), normalize=False, balance_loss=0.001, shared=GatedExpert(5632)),
-        shared_expert_intermediate_size="shared.hidden",
-    ),
-    without="head_dim",
-    max_position_embeddings=32_768,
-    num_key_value_heads=16,
-    qkv_bias=(True, "attention.bias"),
-)
-
 # ---------------------------------------------------------------------------------------- the pages
 
-QWEN2 = page("qwen2", words=WORDS2, weights=LLAMA_TABLE)
-
-QWEN3 = page("qwen3", words=WORDS3, weights=table(ATTENTION, GATED, NORMS, QK_NORMS))
-
-QWEN3MOE = page(
-    "qwen3moe", words=WORDS3MOE, weights=table(ATTENTION, GATED, NORMS, QK_NORMS, tables=EXPERTS)
+page(
+    "qwen2",
+    words=words(
+        SHAPE2,
+        _slides(_late),
+        max_position_embeddings=32_768,
+        num_key_value_heads=32,
+    ),
+    weights=LLAMA_TABLE,
 )
 
-QWEN2MOE = page(
+page(
+    "qwen3",
+    words=words(
+        SHAPE3,
+        _slides(_late),
+        max_position_embeddings=32_768,
+        num_key_value_heads=32,
+        head_dim=128,
+        attention_bias=False,
+    ),
+    weights=table(ATTENTION, GATED, NORMS, QK_NORMS),
+)
+
+page(
+    "qwen3moe",
+    words=words(
+        SHAPE3,
+        _alike(_slides(lambda raw, depth: [True] * depth)),
+        _mixture(
+            "qwen3moe",
+            MoE(128, 8, GatedMLP(768), normalize=False, balance_loss=0.001),
+            num_experts=experts_key("num_experts", 128),
+        ),
+        max_position_embeddings=32_768,
+        num_key_value_heads=4,
+        attention_bias=False,
+    ),
+    weights=table(ATTENTION, GATED, NORMS, QK_NORMS, tables=EXPERTS),
+)
+
+page(
     "qwen2moe",
-    words=WORDS2MOE,
+    words=words(
+        SHAPE2,
+        _slides(_every_second),
+        _mixture(
+            "qwen2moe",
+            MoE(
+                60, 4, GatedMLP(1408), normalize=False, balance_loss=0.001, shared=GatedExpert(5632)
+            ),
+            shared_expert_intermediate_size="shared.hidden",
+        ),
+        without="head_dim",
+        max_position_embeddings=32_768,
+        num_key_value_heads=16,
+        qkv_bias=(True, "attention.bias"),
+    ),
     weights=table(ATTENTION, GATED, NORMS, SHARED_EXPERT, tables=EXPERTS),
 )

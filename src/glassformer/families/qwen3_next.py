@@ -81,7 +81,6 @@ def _words(kv_heads: int, *more: Entry) -> ConfigWords:
     )
 
 
-WORDS, WORDS_3_5 = _words(2, MIXTURES), _words(4)
 NEXT = {
     "attn.in_q attn.in_k attn.in_v attn.in_gate": "in_proj_qkvz",
     "attn.learn attn.fade": "in_proj_ba",
@@ -113,7 +112,7 @@ def weights(model: Model, names: Names = NEXT) -> Table:
     )
 
 
-QWEN3_NEXT = page("qwen3_next", words=WORDS, weights=weights)
+page("qwen3_next", words=_words(2, MIXTURES), weights=weights)
 
 
-QWEN3_5 = page("qwen3_5", words=WORDS_3_5, weights=partial(weights, names=NAMES_3_5))
+page("qwen3_5", words=_words(4), weights=partial(weights, names=NAMES_3_5))

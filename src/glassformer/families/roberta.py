@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..core.config.layers import Embed
-from ..core.config.model import Encoder, stacks
+from ..core.config.model import Encoder
 from ..core.config.position import Learned
 from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
+from .decoder_pages import stack
 from .encoder_pages import (
     encoder,
     ends,
@@ -60,7 +61,7 @@ KEYS = revise(
 
 def write_positions(model: Encoder) -> Settings:
     """Settings of positions."""
-    position = stacks(model)["encoder"].position
+    position = stack(model).position
     rows = position.length + position.start if isinstance(position, Learned) else None
     return {"max_position_embeddings": rows}
 
@@ -82,15 +83,14 @@ def with_ends(
     weights of labels are called depends on the head. ``choice``: it is written as one, too."""
     pooler = f"{name}.pooler.dense"
     text, score = (f"{LABEL}.dense", f"{LABEL}.out_proj"), (pooler, LABEL)
-    labels = getattr(model.pool, "labels", 0)
-    layers = dict(
-        zip(("pool.transform", "pool.proj"), score if choice or not labels else text, strict=True)
-    )
+    is_text = not choice and bool(getattr(model.pool, "labels", 0))
+    transform, proj = text if is_text else score
+    layers = {"pool.transform": transform, "pool.proj": proj}
     # of choices, whose layers have the names of a pooler and of BERT's labels
-    other = moved(*score, *text) if labels and not choice else ()
+    renamed = moved(*score, *text) if is_text else ()
     names = ("dense", "layer_norm")
     unread = (pooler, *unread)
-    return encoder_pages.table(model, name, WORDS, inside, layers, unread, other, names, untied)
+    return encoder_pages.table(model, name, WORDS, inside, layers, unread, renamed, names, untied)
 
 
 TEMPLATE = encoder(position=Learned(64, start=2), embed=Embed(64, segments=1))
@@ -102,6 +102,6 @@ def recipe(name: str) -> Recipe:
     return page(name, words=ConfigWords(TEMPLATE, entries), weights=table)
 
 
-ROBERTA = recipe("roberta")
-CAMEMBERT = recipe("camembert")
-XLM_ROBERTA = recipe("xlm-roberta")
+recipe("roberta")
+recipe("camembert")
+recipe("xlm-roberta")

@@ -35,8 +35,8 @@ def _read_blocks(raw: ConfigReader, model: Any) -> Any:
     sizes = [4.0 ** (i // every if every > 0 else 0) for i in range(depth + 1)]
     norms = [LayerNorm(eps * size) for size in sizes[:-1]]
     blocks = [Block(mixer, None, norm) for norm in norms for mixer in (time, channel)]
-    ends: Any = {"first_norm": norms[0], "last_norm": LayerNorm(LAST_EPS * sizes[-1])}
-    return replace(model, decoder=Stack(2 * depth, tile(blocks), NoPosition(), **ends))
+    outer_norms: Any = {"first_norm": norms[0], "last_norm": LayerNorm(LAST_EPS * sizes[-1])}
+    return replace(model, decoder=Stack(2 * depth, tile(blocks), NoPosition(), **outer_norms))
 
 
 def _write_blocks(model: Model) -> Settings:
@@ -54,20 +54,6 @@ def _write_blocks(model: Model) -> Settings:
         "layer_norm_epsilon": norms[0].eps,
         "rescale_every": next((i for i, ratio in enumerate(ratios) if ratio != 1), 0),
     }
-
-
-WORDS = ConfigWords(
-    decoder(MIXER, None, LayerNorm(), NoPosition()),
-    (
-        *keys(
-            "hidden_size",
-            vocab_size=50_277,
-            context_length=(1024, "context"),
-            tie_word_embeddings=False,
-        ),
-        Section(_read_blocks, _write_blocks),
-    ),
-)
 
 
 def _table(layer: str, norm: str, layers: Names, tables: Names = NO_NAMES) -> Table:
@@ -109,4 +95,19 @@ def weights(model: Model) -> Table:
     return replace(TIME, rules=tuple(dict.fromkeys(rules)))
 
 
-RWKV = page("rwkv", words=WORDS, weights=weights)
+page(
+    "rwkv",
+    words=ConfigWords(
+        decoder(MIXER, None, LayerNorm(), NoPosition()),
+        (
+            *keys(
+                "hidden_size",
+                vocab_size=50_277,
+                context_length=(1024, "context"),
+                tie_word_embeddings=False,
+            ),
+            Section(_read_blocks, _write_blocks),
+        ),
+    ),
+    weights=weights,
+)

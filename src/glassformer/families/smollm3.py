@@ -30,15 +30,17 @@ def _write_still(still: Sequence[bool]) -> Settings:
     return {"no_rope_layers": [int(not is_still) for is_still in still]}
 
 
-WORDS = words(
-    decoder(),
-    rotary(2e6),
-    variant("position", NoPosition(), LayerChoice(_still, _write_still)),
-    max_position_embeddings=32_768,
-    num_key_value_heads=4,
-    tie_word_embeddings=True,
-    attention_bias=False,
-    mlp_bias=False,
+page(
+    "smollm3",
+    words=words(
+        decoder(),
+        rotary(2e6),
+        variant("position", NoPosition(), LayerChoice(_still, _write_still)),
+        max_position_embeddings=32_768,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        mlp_bias=False,
+    ),
+    weights=LLAMA_TABLE,
 )
-
-SMOLLM3 = page("smollm3", words=WORDS, weights=LLAMA_TABLE)

@@ -53,8 +53,8 @@ def _feedforward(raw: ConfigReader) -> MLP | GatedMLP:
     gated, act = raw.choice("feed_forward_proj", PROJECTIONS, "relu")
     # what transformers makes of that word, and keeps beside it
     raw.only("is_gated_act", gated, "feed_forward_proj says otherwise")
-    kept = raw.choice("dense_act_fn", ACTIVATIONS, act_name(act))
-    raw.must(kept == act, "dense_act_fn", f'the activation of feed_forward_proj, "{act}"')
+    stated = raw.choice("dense_act_fn", ACTIVATIONS, act_name(act))
+    raw.must(stated == act, "dense_act_fn", f'the activation of feed_forward_proj, "{act}"')
     return (GatedMLP if gated else MLP)(raw.integer("d_ff", most=MOST_HIDDEN), act)
 
 
@@ -167,4 +167,4 @@ def table(model: Model) -> Table:
     )
 
 
-T5 = page("t5", words=words(), weights=table)
+page("t5", words=words(), weights=table)

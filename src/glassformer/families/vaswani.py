@@ -20,7 +20,10 @@ from .keys import MOST_TOKENS, ConfigWords, Key, Section, keys
 from .pair_pages import BOTH_SIDES, pair, pair_table, scale_key, start, template
 from .recipe import ConfigReader, Settings, page
 
-BLOCK = Block(Attention(1, bias=True), MLP(1, "relu", bias=True), LayerNorm(), "post")
+
+def block_of(heads: int, hidden: int) -> Block:
+    """A block of the paper, with biases everywhere."""
+    return Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
 
 
 def vaswani(
@@ -28,9 +31,17 @@ def vaswani(
 ) -> EncoderDecoder:
     """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim). The tiny
     one is of Wu et al. 2021 (arXiv 2105.14462), for Multi30k."""
-    block = Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
     init, embed = Init(None, dim**-0.5, "plain"), Embed(vocab, scale=dim**0.5)
-    return pair(dim, 1024, embed, (depth, depth), block, Sinusoidal(), init=init, dropout=dropout)
+    return pair(
+        dim,
+        1024,
+        embed,
+        (depth, depth),
+        block_of(heads, hidden),
+        Sinusoidal(),
+        init=init,
+        dropout=dropout,
+    )
 
 
 def _one_vocabulary(raw: ConfigReader) -> None:
@@ -45,30 +56,27 @@ def _write_shared(model: Model) -> Settings:
     return {**dict.fromkeys(words, True), **bias}
 
 
-KEYS = (
-    *BOTH_SIDES,
-    scale_key(False),
-    # head_bias is a word of our own
-    *keys(activation_function="gelu"),
-    Key("", "head.bias", lambda raw: raw.flag("head_bias", True)),
-    Key("", "", _one_vocabulary),
-)
-
-
-WORDS = ConfigWords(
-    template(BLOCK, Sinusoidal(halves=True)), (*KEYS, start(), Section(encode=_write_shared))
-)
-
-
 def layout(model: Model) -> Model:
     """The same model with a bias in its head: what the published files hold."""
     return serial.change(model, {"head.bias": True})
 
 
-VASWANI = page(
+page(
     "vaswani",
     make=vaswani,
-    words=WORDS,
+    words=ConfigWords(
+        template(block_of(1, 1), Sinusoidal(halves=True)),
+        (
+            *BOTH_SIDES,
+            scale_key(False),
+            *keys(activation_function="gelu"),
+            # a word of our own
+            Key("", "head.bias", lambda raw: raw.flag("head_bias", True)),
+            Key("", "", _one_vocabulary),
+            start(),
+            Section(encode=_write_shared),
+        ),
+    ),
     weights=pair_table(),
     layout=layout,
 )

@@ -152,7 +152,7 @@ class Recipe:
         table = self.weights if isinstance(self.weights, Table) else self.weights(model)
         kind = head_name(model)
         ends = kind in ENDS and not self._is_encoder
-        return name_ends(table, model, self.roots.get(kind)) if ends else table
+        return name_ends(table, model, self.roots.get(kind, table.prefix)) if ends else table
 
     def names(self, model: config.Model) -> tuple[Table, config.Model]:
         """The names of this model's weights, and the config whose parameters the files hold."""

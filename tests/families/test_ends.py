@@ -149,6 +149,7 @@ def test_both_ways(name, kind, tmp_path):
     assert equal_tensors(reference.state_dict(), again.state_dict())
     assert again.config.id2label == reference.config.id2label
     assert again.config.label2id == reference.config.label2id
+    assert again.config.tie_word_embeddings == type(reference.config)().tie_word_embeddings
     back, _ = store.load(tmp_path / "ours")
     assert recipes.plain(back.config) == recipes.plain(model.config)
 
@@ -199,6 +200,8 @@ def test_a_text_that_ends_in_the_id_of_padding(tmp_path):
     model, (ids, present) = loaded(reference, tmp_path), texts()
     ids = ids.masked_fill(~present, EOS)
     agree(model, reference, ids, present)
+    empty = torch.full((1, 3), EOS)  # of padding alone theirs takes the first
+    assert_close(model(empty).pooled, reference(empty).logits, rtol=0.0, atol=TOLERANCE)
     last = model(ids[:1]).hidden[:, -1]
     assert not torch.allclose(model.pool.proj(last), model(ids[:1]).pooled, atol=0.01)
 

@@ -99,6 +99,7 @@ def write_ends(raw: Settings, model: Any, names: tuple[str, ...]) -> Settings:
     fitting = [name for name in names if name.endswith(f"For{kind}" if kind else "Model")]
     need(bool(fitting), f"Its family has no class For{kind}.")
     if kind in ENDS:
+        raw.pop("tie_word_embeddings", None)  # of a head that is not here
         ids = {f"LABEL_{i}": i for i in range(head.labels)}
         added |= {"id2label": {str(i): name for name, i in ids.items()}, "label2id": ids}
     elif model.head is not None:

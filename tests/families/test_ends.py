@@ -4,19 +4,23 @@ which classes there are, and one without a reader or a reason here is a failure.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
+import glassformer
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from families.test_bart import KINDS, SIZES
 from families.test_parity_encoders import bert, both_ways, equal_ends
 from folders import edit_json
 from glassformer import config
 from glassformer import families as recipes
+from glassformer.core.nn import build_model
 from glassformer.formats import store
 from mistakes import mistake
 from tiny import equal_tensors
@@ -138,6 +142,9 @@ def test_both_ways(name, kind, tmp_path):
     agree(model, again, *texts())
     assert equal_tensors(files(tmp_path / "theirs"), files(tmp_path / "ours"))
     assert equal_tensors(reference.state_dict(), again.state_dict())
+    assert again.config.id2label == reference.config.id2label
+    assert again.config.label2id == reference.config.label2id
+    assert again.config.tie_word_embeddings == type(reference.config)().tie_word_embeddings
     back, _ = store.load(tmp_path / "ours")
     assert recipes.plain(back.config) == recipes.plain(model.config)
 
@@ -189,6 +196,8 @@ def test_a_text_that_ends_in_the_id_of_padding(tmp_path):
     model, (ids, present) = loaded(reference, tmp_path), texts()
     ids = ids.masked_fill(~present, EOS)
     agree(model, reference, ids, present)
+    empty = torch.full((1, 3), EOS)  # of padding alone theirs takes the first
+    assert_close(model(empty).pooled, reference(empty).logits, rtol=0.0, atol=TOLERANCE)
     last = model(ids[:1]).hidden[:, -1]
     assert not torch.allclose(model.pool.proj(last), model(ids[:1]).pooled, atol=0.01)
 
@@ -246,6 +255,91 @@ def test_what_is_not_built_is_one_sentence(change, text, tmp_path):
     edit_json(tmp_path / "config.json", **change)
     with mistake(text):
         store.load(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("llama", "LlamaForSequenceClassification"),
+        ("qwen3", "Qwen3ForQuestionAnswering"),
+        ("gpt_neox", "GPTNeoXForTokenClassification"),
+        ("t5", "T5ForSequenceClassification"),
+    ],
+)
+def test_a_head_over_tokens_that_no_class_of_labels_reads(name, kind, tied, tmp_path):
+    """As files have it that were trained from a whole model: theirs passes it over."""
+    reference = reference_of(name, kind, tie_word_embeddings=tied)
+    reference.save_pretrained(tmp_path)
+    head = "embed_out.weight" if name == "gpt_neox" else "lm_head.weight"
+    stored = files(tmp_path) | {head: torch.randn(VOCAB, 32)}
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    agree(store.load(tmp_path)[0], reference, *texts())
+
+
+def tokenizer_folder(folder, opens, **roles):
+    """A tokenizer of theirs that puts ``opens`` before a text and nothing behind it."""
+    words = ["<unk>", "<s>", "</s>", "a", "b", "c"]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>")
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    inner.add_special_tokens(words[:3])
+    if opens:
+        inner.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{opens} $A", pair=f"{opens} $A {opens} $B", special_tokens=[(opens, 1)]
+        )
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **roles)
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+@pytest.mark.parametrize("opens", ["", "<s>"])
+@torch.no_grad()
+def test_texts_and_pairs_are_framed_as_by_their_tokenizer(opens, tmp_path):
+    """GPT-2's puts nothing around them, Llama's what opens each."""
+    reference = reference_of("llama", "LlamaForSequenceClassification")
+    reference.save_pretrained(tmp_path)
+    theirs = tokenizer_folder(tmp_path, opens, bos_token="<s>", eos_token="</s>")
+    model, tokenizer = store.load(tmp_path)
+    for args in (("a b c a",), ("a b", "c a a")):
+        ids = theirs(*args, return_tensors="pt").input_ids
+        assert tokenizer.encode_pair(*args)[0] == ids[0].tolist()
+        text = args if args[1:] else args[0]
+        local = glassformer.classify(model, tokenizer, [text]).probabilities
+        assert_close(local, reference(ids).logits.softmax(-1), atol=TOLERANCE, rtol=0)
+
+
+@torch.no_grad()
+def test_a_token_that_closes_a_text_is_not_its_padding(tmp_path):
+    """Where config.json ends a text otherwise than the tokenizer does, whose padding is its EOS."""
+    tokenizer_folder(tmp_path / "base", "", eos_token="</s>", pad_token="</s>")
+    reference_of("llama", "LlamaForCausalLM", eos_token_id=5).save_pretrained(tmp_path / "base")
+    base, tokenizer = store.load(tmp_path / "base")
+    labelled = replace(base.config, head=None, pool=config.Pool("last", None, 3, bias=False))
+    model = build_model(labelled, seed=1).eval()
+    store.save(model, tmp_path / "ours", tokenizer, layout="hf")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
+    reads = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    for text in ("a b c a", "b"):
+        local = glassformer.classify(model, tokenizer, text).probabilities
+        logits = theirs.eval()(reads(text, return_tensors="pt").input_ids).logits
+        assert_close(local, logits.softmax(-1), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "t5"])
+@torch.no_grad()
+def test_a_pass_over_the_one_text_of_a_pair_opens(name, tmp_path):
+    """What is looked at has both sides, and labels are read where the text has its last EOS."""
+    family = {"bart": "Bart", "mbart": "MBart", "t5": "T5"}[name]
+    model = loaded(reference_of(name, f"{family}ForSequenceClassification"), tmp_path)
+    ids = texts()[0][:1]
+    trace = glassformer.trace(model, None, ids)
+    assert torch.equal(trace.source, ids)
+    assert torch.equal(trace.output.pooled, model(ids).pooled)
+    assert torch.equal(
+        glassformer.look(model, None, ids, "pool.write")["pool.write"], model(ids).pooled
+    )
 
 
 def test_files_of_the_first_bart_with_labels(tmp_path):

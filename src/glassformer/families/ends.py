@@ -99,7 +99,9 @@ def write_ends(raw: Settings, model: Any, names: tuple[str, ...]) -> Settings:
     fitting = [name for name in names if name.endswith(f"For{kind}" if kind else "Model")]
     need(bool(fitting), f"Its family has no class For{kind}.")
     if kind in ENDS:
-        added["id2label"] = {str(i): f"LABEL_{i}" for i in range(head.labels)}
+        raw.pop("tie_word_embeddings", None)  # of a head that is not here
+        ids = {f"LABEL_{i}": i for i in range(head.labels)}
+        added |= {"id2label": {str(i): name for name, i in ids.items()}, "label2id": ids}
     elif model.head is not None:
         added["tie_word_embeddings"] = model.head.tied
     elif head is None:
@@ -119,14 +121,12 @@ def write_ends(raw: Settings, model: Any, names: tuple[str, ...]) -> Settings:
 PAIR = {"pool.transform": "classification_head.dense", "pool.proj": "classification_head.out_proj"}
 
 
-def name_ends(table: Table, model: Any, root: str | None) -> Table:
-    """The table with the names of the ends of a decoder or a pair, all else below ``root`` where the
-    class of such a model has another than the family's."""
+def name_ends(table: Table, model: Any, root: str) -> Table:
+    """The table with the names of the ends of a decoder or a pair, all else below ``root``; a head
+    over tokens in the files is passed over."""
     generic = "score" if table.prefix == "model." else "classifier"
     pool = PAIR if model.has_source else {"pool.proj": "score"}
     ends = rules(label_layers(model, pool, generic))
-    if root is None:
-        return replace(table, rules=(*table.rules, *ends))
 
     def below(name: str) -> str:
         return root + name.removeprefix(table.prefix)
@@ -134,8 +134,8 @@ def name_ends(table: Table, model: Any, root: str | None) -> Table:
     return replace(
         table,
         rules=(*(replace(rule, file_name=below(rule.file_name)) for rule in table.rules), *ends),
-        ignore=tuple(map(below, table.ignore)),
-        copies=tuple(tuple(map(below, names)) for names in table.copies),  # type: ignore[misc]
+        ignore=tuple(map(below, (*table.ignore, *HEADS))),
+        copies=tuple((below(copy), below(x)) for copy, x in table.copies if copy not in HEADS),
         prefix=root,
     )
 

@@ -151,8 +151,9 @@ class Recipe:
         """The names of this model's weights."""
         table = self.weights if isinstance(self.weights, Table) else self.weights(model)
         kind = head_name(model)
-        has_labels = kind in ENDS and not self._is_encoder
-        return name_ends(table, model, self.roots.get(kind)) if has_labels else table
+        if kind not in ENDS or self._is_encoder:
+            return table
+        return name_ends(table, model, self.roots.get(kind, table.prefix))
 
     def names(self, model: config.Model) -> tuple[Table, config.Model]:
         """The names of this model's weights, and the config whose parameters the files hold."""

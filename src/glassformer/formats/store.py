@@ -241,8 +241,9 @@ def _published(
     ids = {name: id for name, id in ids.items() if name not in recipe.fixed}
     ends, pool = scores(model.config), model.config.pool
     if pool is not None and pool.labels:
-        # theirs passes padding over at a text's end, where an EOS of ours is the last token
-        if ends and ids.get("pad_token_id") in getattr(tokenizer, "end_ids", ()):
+        # theirs passes padding over at a text's end, where what closes it is the last token of ours
+        closing = (*tokenizer.end_ids, *tokenizer.framed([[-1]])[0]) if tokenizer and ends else ()
+        if ids.get("pad_token_id") in closing:
             ids["pad_token_id"] = None
         stated = {"eos_token_id": pool.eos, "pad_token_id": pool.pad}
         ids |= {name: id for name, id in stated.items() if id is not None}

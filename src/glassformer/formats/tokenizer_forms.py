@@ -193,7 +193,7 @@ def framed_json(tokenizer: Tokenizer) -> str:
     """The tokenizer.json of one that puts around a text and a pair what ``tokenizer`` does, for a model
     of labels, which learned from such texts."""
     spec = tokenizer.spec
-    if tokenizer.eos is not None:
+    if (tokenizer.bos, tokenizer.eos) != (None, None):
         texts = {-1: "A", -2: "B"}
         rows = tokenizer.framed([[-1]]), tokenizer.framed([[-1], [-2]])
         templates = [

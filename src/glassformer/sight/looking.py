@@ -17,6 +17,7 @@ from ..core import config
 from ..core.errors import UserError, must_be_known, need
 from ..core.files import JsonObject
 from ..core.nn import Model, Tape
+from ..core.nn.encoders import shifted
 from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
@@ -122,7 +123,11 @@ def inputs(
 ) -> tuple[Tensor, Tensor | None, Mapping[str, Edit]]:
     """Model inputs, (batch, length) of the text and of an encoder-decoder's source, and a
     tape's edits."""
-    pair = model.config.has_source
+    cfg: Any = model.config
+    pair = cfg.has_source
+    if pair and source is None and (cfg.pool or cfg.token_head):  # both sides read one text
+        source = token_ids(model, tokenizer, text)
+        text = shifted(source, None, cfg.start)
     need(
         not pair or source is not None,
         "An encoder-decoder reads two texts; give the encoder's as source (--source).",

@@ -76,13 +76,16 @@ class Pool(LabelHead):
     def gather(self, hidden: Tensor, pos: Tensor, tokens: Tensor | None = None) -> Tensor:
         """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none.
 
-        ``tokens`` (B, T) say which is the last where an id does; a text without one ends where it ends.
+        ``tokens`` (B, T) say which is the last where an id does; a text without ``eos`` ends where it
+        ends, and of one of ``pad`` alone the first is taken, as in transformers.
         """
         token_index = (pos.flatten() >= 0).nonzero()[:, 0]
         first = document_starts(pos).flatten()[token_index]
 
         if self.mode in ("first", "last"):
-            boundary = first if self.mode == "first" else torch.cat((first[1:], first.new_ones(1)))
+            boundary = first
+            if self.mode == "last" and self.pad is None:
+                boundary = torch.cat((first[1:], first.new_ones(1)))
             index = boundary.nonzero()[:, 0]
             if tokens is not None and (self.eos, self.pad) != (None, None):
                 ids, which = tokens.flatten()[token_index], first.cumsum(0) - 1

@@ -112,10 +112,9 @@ class EncoderDecoder(Model):
         Without a source, a model that ends in labels reads ``tokens`` on both sides, the decoder one
         place behind the encoder (BART, T5).
         """
-        text = tokens
         if source is None and memory is None and (self.config.pool or self.config.token_head):
-            source, source_pos, source_document_ids = text, pos, document_ids
-            tokens = shifted(text, pos, self.config.start)
+            source, source_pos, source_document_ids = tokens, pos, document_ids
+            tokens = shifted(tokens, pos, self.config.start)
         if (source is None) == (memory is None):
             raise UserError(
                 "an encoder-decoder takes either source tokens or a memory; give one of them."
@@ -125,7 +124,9 @@ class EncoderDecoder(Model):
                 source, pos=source_pos, document_ids=source_document_ids, tape=tape
             )
         flow = self.flow(tokens, pos, document_ids, cache, tape)
-        flow.memory, flow.tokens = memory, text
+        flow.memory = memory
+        if source is not None and source.shape == tokens.shape:
+            flow.tokens = source  # the text that labels are of
         if memory is not None:
             flow.aux, flow.metrics = dict(memory.aux), dict(memory.metrics)
             if tape is not None and tape.place is not None:

@@ -185,7 +185,7 @@ class Tokenizer(Vocabulary):
         """``encode_pair`` of one text or two that are ids already."""
         frame = self._frames[len(texts) - 1]
         around = sum(text is None for text, _, _ in frame)
-        if len(texts) == 2 and not around:
+        if len(texts) == 2 and not around and not self.frames_as_file:
             raise UserError(
                 "This tokenizer has no token to put between two texts; use one that "
                 "has, such as BERT's."
@@ -212,15 +212,14 @@ class Tokenizer(Vocabulary):
     def _frames(self) -> tuple[list[Place], list[Place]]:
         """Special tokens around one text and two: the file's, else cls or bos and sep or eos."""
         single, double = (places_around(self._tables, self._source, pair) for pair in (False, True))
-        if any(text is None for text, _, _ in double):
+        if self.frames_as_file or any(text is None for text, _, _ in double):
             return single, double
         bos = None if self.bos == self.eos else self.bos
         opens = bos if self.cls is None else self.cls
         closes = self.eos if self.sep is None else self.sep
         frame = [(None, opens, 0), (0, 0, 0), (None, closes, 0), (1, 0, 1), (None, closes, 1)]
         double = [(text, id, segment) for text, id, segment in frame if id is not None]
-        framed = [place for place in double if place[2] == 0]
-        return single if self.frames_as_file else framed, double
+        return [place for place in double if place[2] == 0], double
 
     def offsets(self, text: str, *, special: bool = False) -> list[tuple[int, int]]:
         """The span (start, end) in characters of each token of ``encode(text, special=special)``.

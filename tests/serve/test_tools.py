@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import sys
 
 import pytest
 
@@ -151,6 +152,45 @@ def test_a_call_or_a_text_of_a_form(name, answer_schema, tokenizer):
     quoted = json.dumps({"a": f"{form.opening}[3]{form.closing} <think>"})
     for sizes in (whole(quoted), by_chance(4)):
         assert merged(form, quoted, sizes, True, is_form=True) == {"content": quoted}
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "0.1", "12345678901234567890123"])
+def test_arguments_are_json_whatever_the_number(number):
+    """Reference: another library's reader, which takes no Infinity."""
+    pydantic_core = pytest.importorskip("pydantic_core")
+    text = f'{{"name": "f", "parameters": {{"x": {number}}}}}'
+    message = merged(tools.FORMATS['"parameters":'], text, by_chance(1))
+    arguments = message["tool_calls"][0]["function"]["arguments"]
+    (value,) = pydantic_core.from_json(arguments, allow_inf_nan=False).values()
+    assert float(value) == max(min(float(number), sys.float_info.max), -sys.float_info.max)
+
+
+PETS = {
+    "cat": {"properties": {"kind": {"const": "cat"}, "lives": {"enum": [7, 9]}}},
+    "dog": {"properties": {"kind": {"const": "dog"}, "good": {"type": "boolean"}}},
+}
+for pet in PETS.values():
+    pet |= {"type": "object", "required": [*pet["properties"]], "additionalProperties": False}
+UNION = {
+    "oneOf": [{"$ref": f"#/$defs/{name}"} for name in PETS],
+    "discriminator": {"propertyName": "kind", "mapping": {n: f"#/$defs/{n}" for n in PETS}},
+    "$defs": PETS,
+}
+
+
+def test_a_union_with_a_discriminator_is_enforced(tokenizer):
+    """The schema that pydantic writes for one. Reference: another library's validator."""
+    schemas = pytest.importorskip("jsonschema_rs")
+    form = tools.FORMATS["<tool_call>"]
+    source = tools.grammar(form, {"pet": UNION}, True, False, None, tokenizer)
+    kinds = set()
+    for seed in range(8):
+        text = written(tokenizer, source, seed)
+        (call,) = merged(form, text, whole(text))["tool_calls"]
+        pet = json.loads(call["function"]["arguments"])
+        schemas.validate(UNION, pet)
+        kinds.add(pet["kind"])
+    assert kinds == {"cat", "dog"}
 
 
 def test_what_is_no_call_stays_text():

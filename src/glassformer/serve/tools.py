@@ -7,6 +7,7 @@ was written, read piece by piece as thoughts, text and calls.
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,13 @@ def _json_rule(schema: Any) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': grammars.SPACES})}"
 
 
+def _finite(number: str) -> float:
+    """The number of a JSON text. One beyond the range, as 1e999, is the largest of its sign, since
+    JSON has no infinity."""
+    largest = sys.float_info.max
+    return min(max(float(number), -largest), largest)
+
+
 class AnswerReader:
     """Splits an answer into deltas of a message. A call comes in one delta; one that is cut off, or
     is no call, stays text. A text of a form (``is_form``) holds no marks."""
@@ -156,7 +164,7 @@ class AnswerReader:
     def _emit(self, piece: str) -> list[JsonObject]:
         if self.field == "tool_calls":
             try:
-                calls = json.loads(piece)
+                calls = json.loads(piece, parse_float=_finite)
                 return [
                     self._call(call) for call in (calls if isinstance(calls, list) else [calls])
                 ]

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from copy import deepcopy
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -300,16 +301,16 @@ class ResponseWriter:
         """Yields the delta of a text, behind the events that open its item."""
         item, part = TEXTS[field]
         if field != self.field:
-            part = {**part, "text": ""}
+            part = deepcopy(part) | {"text": ""}
             yield from self._open({**item, "content": []})
             self.field = field
             self.output[-1]["content"].append(part)
             yield self._item_event("content_part.added", content_index=0, part=part)
-        part = self.output[-1]["content"][0]
-        part["text"] += text
+        output = self.output[-1]["content"][0]
+        output["text"] += text
         logprobs = self._take_logprobs(text, "logprobs" in part)
         if logprobs:
-            part["logprobs"] = part["logprobs"] + logprobs
+            output["logprobs"] += logprobs
         kind = f"{part['type']}.delta"
         yield self._item_event(kind, content_index=0, delta=text, logprobs=logprobs)
 
@@ -324,29 +325,33 @@ class ResponseWriter:
         return tokens
 
     def _close(self) -> Iterator[bytes]:
-        """Yields the events that end the open text, if any."""
-        if self.field:
-            (part,) = self.output[-1]["content"]
+        """Yields the events that end the open text or call, if any."""
+        item, field, self.field = self.output[-1] if self.output else {}, self.field, ""
+        if field == "tool_calls":
+            function = {name: item[name] for name in ("name", "arguments")}
+            yield self._item_event("function_call_arguments.done", **function)
+            yield self._end_item()
+        elif field:
+            (part,) = item["content"]
             kind = f"{part['type']}.done"
             logprobs = part.get("logprobs", [])
             yield self._item_event(kind, content_index=0, text=part["text"], logprobs=logprobs)
             yield self._item_event("content_part.done", content_index=0, part=part)
             yield self._end_item()
-            self.field = ""
 
     def _call(self, call: JsonObject) -> Iterator[bytes]:
-        """Yields the events of a call, which comes complete."""
+        """Yields the delta of a call's arguments, behind the events that open its item."""
         function = call["function"]
-        named = {"type": "function_call", "call_id": call["id"], "name": function["name"]}
-        yield from self._open({**named, "arguments": ""})
-        self.output[-1] |= function
-        kind = "function_call_arguments"
-        yield self._item_event(f"{kind}.delta", delta=function["arguments"])
-        yield self._item_event(f"{kind}.done", **function)
-        yield self._end_item()
+        if "id" in call:
+            named = {"type": "function_call", "call_id": call["id"], "name": function["name"]}
+            yield from self._open({**named, "arguments": ""})
+            self.field = "tool_calls"
+        if piece := function["arguments"]:
+            self.output[-1]["arguments"] += piece
+            yield self._item_event("function_call_arguments.delta", delta=piece)
 
     def _open(self, item: JsonObject) -> Iterator[bytes]:
-        """Yields the events that end the open text, if any, and begin another item."""
+        """Yields the events that end the open text or call, if any, and begin another item."""
         yield from self._close()
         id = f"{item['type']}_{uuid.uuid4().hex}"
         self.output.append({"id": id, "status": "in_progress", **item})

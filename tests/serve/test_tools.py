@@ -253,7 +253,7 @@ def live(tmp_path_factory):
     templates["thinker"] = f"{{# </think> #}}{SHOWN}<think>"
     letters = train_tokenizer("bpe", [json.dumps([SCHEMAS] * 4)], 340, ("<|endoftext|>",))
     embed = dataclasses.replace(tiny.DECODERS["llama"].embed, vocab=letters.size)
-    cfg = dataclasses.replace(tiny.DECODERS["llama"], embed=embed, context=1024)
+    cfg = dataclasses.replace(tiny.DECODERS["llama"], embed=embed, context=4096)
     model = build_model(cfg, seed=2)
     for name, template in templates.items():
         letters.chat_template = template

@@ -125,7 +125,7 @@ def test_openai_errors_have_their_classes(client):
     with pytest.raises(openai.NotFoundError) as result:
         client.completions.create(**{**ASKED, "model": "nothing"}, prompt="a")
     assert result.value.code == "model_not_found" and result.value.param == "model"
-    with pytest.raises(openai.BadRequestError, match="context"):
+    with pytest.raises(openai.BadRequestError, match="this model's maximum context length is "):
         client.completions.create(**{**ASKED, "max_tokens": 999}, prompt="a")
     with pytest.raises(openai.BadRequestError, match="writes no calls of tools"):
         client.chat.completions.create(

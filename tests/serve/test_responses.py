@@ -129,11 +129,13 @@ def test_calls_are_those_of_a_chat_and_their_outputs_go_back(model, client, live
     response = client.responses.create(**asked, extra_body={"seed": 4})
     (called,) = chat.choices[0].message.tool_calls
     (item,) = response.output
-    assert (item.type, item.name, item.arguments) == ("function_call", "clock", '{"zone": "UTC"}')
+    assert (item.type, item.name) == ("function_call", "clock")
+    assert json.loads(item.arguments) == {"zone": "UTC"}
     assert called.function.arguments == item.arguments and response.status == "completed"
     assert response.usage.output_tokens == chat.usage.completion_tokens
     kinds = [event["type"].removeprefix("response.") for event in sent_events(live, asked)]
-    assert kinds == [
+    assert kinds.count("function_call_arguments.delta") > 1
+    assert [*dict.fromkeys(kinds)] == [
         "created",
         "in_progress",
         "output_item.added",
@@ -163,6 +165,46 @@ def test_calls_are_those_of_a_chat_and_their_outputs_go_back(model, client, live
     same = client.chat.completions.create(model=model, messages=back, max_tokens=9, seed=4)
     assert after.output_text == same.choices[0].message.content != ""
     assert after.usage.input_tokens == same.usage.prompt_tokens
+
+
+def test_log_probabilities_are_those_of_a_chat(client, live):  # noqa: F811
+    chat = client.chat.completions.create(
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=20,
+        seed=4,
+        logprobs=True,
+        top_logprobs=2,
+        **SAMPLED,
+    )
+    asked = {**SAMPLED, "input": "hi", "max_output_tokens": 20, "top_logprobs": 2}
+    response = client.responses.create(
+        **asked, include=["message.output_text.logprobs"], extra_body={"seed": 4}
+    )
+    expected = [entry.model_dump() for entry in chat.choices[0].logprobs.content]
+    part = response.output[0].content[0].model_dump()
+    assert part["logprobs"] == expected and len(expected) == 20
+    assert len(expected[0]["top_logprobs"]) == response.top_logprobs == 2
+    sent = sent_events(live, {**asked, "seed": 4})
+    deltas = [event["logprobs"] for event in sent if event["type"].endswith("text.delta")]
+    assert [entry for delta in deltas for entry in delta] == expected
+    (done,) = (event for event in sent if event["type"].endswith("text.done"))
+    assert done["logprobs"] == expected
+
+
+def test_thoughts_and_their_marks_have_no_log_probabilities():
+    tokens = {"So": "reasoning_content", "</th": "", "ink>": "", "Ye": "content", "s": "content"}
+    entries = [{"token": text, "bytes": [*text.encode()]} for text in tokens]
+    writer = ResponseWriter(ResponseRequest(input="hi"), "tiny")
+    events = list[bytes]()
+    for (text, field), entry in zip(tokens.items(), entries, strict=True):
+        delta = {field: text} if field else {"content": ""}
+        choice = {"delta": delta, "logprobs": {"content": [entry]}, "finish_reason": None}
+        events += writer._read(format_event({"choices": [choice]}))
+    thoughts, message = writer.output
+    assert "logprobs" not in thoughts["content"][0]
+    assert message["content"][0]["logprobs"] == entries[3:]
+    deltas = [json.loads(event.split(b"data: ")[1]) for event in events if b"delta" in event]
+    assert [delta["logprobs"] for delta in deltas] == [[], entries[3:4], entries[4:]]
 
 
 def test_a_form_is_kept(client):
@@ -265,8 +307,8 @@ def test_thoughts_text_and_calls_are_events_in_order():
         ({"reasoning": {"effort": "low"}}, "effort is no field"),
         ({"max_tool_calls": 3}, "max_tool_calls is no field"),
         ({"n": 2}, "n is no field"),
-        ({"top_logprobs": 2}, "top_logprobs is no field"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"top_logprobs": 21}, "top_logprobs is 21"),
+        ({"include": ["file_search_call.results"]}, "include"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "JSON schema cannot"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, '"item_reference" is not served'),
         ({"input": [{"role": "user"}]}, "content of a message is missing"),

@@ -360,10 +360,14 @@ class ChatChoiceWriter(Choice):
             message["content"] = ""
             for delta in self.deltas:
                 for name, piece in delta.items():
-                    message[name] = message[name] + piece if name in message else piece
+                    if name == "tool_calls" and "id" not in piece[0]:  # more of its arguments
+                        function = message[name][-1]["function"]
+                        function["arguments"] += piece[0]["function"]["arguments"]
+                    else:
+                        message[name] = message[name] + piece if name in message else piece
             for call in message.get("tool_calls", ()):
                 del call["index"]
-            message["content"] = message["content"] or (None if self.reader.calls else "")
+            message["content"] = message["content"] or (None if "tool_calls" in message else "")
         return {
             "index": self.number,
             "message": message,

@@ -37,16 +37,16 @@ _paid_at: dict[str, float] = {}  # by client, of those that owe something
 # or a small model writes nothing else
 SPACES: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
 ENFORCED_KEYWORDS = """
-type const enum anyOf allOf $ref $defs definitions properties patternProperties additionalProperties required
+type const enum anyOf oneOf allOf $ref $defs definitions properties patternProperties additionalProperties required
 minProperties maxProperties items prefixItems minItems maxItems minLength maxLength pattern format minimum maximum
 exclusiveMinimum exclusiveMaximum multipleOf
 """
 ANNOTATIONS = """
-$schema $id $comment title description default examples deprecated readOnly writeOnly
+$schema $id $comment title description default examples deprecated readOnly writeOnly discriminator
 """
 KEYWORDS = frozenset((ENFORCED_KEYWORDS + ANNOTATIONS).split())
 MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions")
-LIST_KEYWORDS = ("anyOf", "allOf", "prefixItems")
+LIST_KEYWORDS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SCHEMA_KEYWORDS = ("items", "additionalProperties")
 
 

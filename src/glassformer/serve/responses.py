@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from copy import deepcopy
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -23,7 +24,16 @@ from .asgi.body_errors import field_error
 from .asgi.limits import MOST_MESSAGES
 from .asgi.replies import EventStream, format_event
 from .chat import ChatRequest, ChosenFunction, Function, PlainName, TextPart, chat
-from .schemas import STATELESS, Count, JsonSchema, Name, RequestBody, SamplingRequest, example
+from .schemas import (
+    STATELESS,
+    Count,
+    JsonSchema,
+    Logprobs,
+    Name,
+    RequestBody,
+    SamplingRequest,
+    example,
+)
 from .served_models import Context, validated
 
 ITEM_FIELDS = {
@@ -34,8 +44,9 @@ ITEM_FIELDS = {
 }
 ORDER = ("role", "reasoning_content", "content", "tool_calls")  # in an assistant's message
 ECHOED = """
-instructions max_output_tokens metadata parallel_tool_calls store temperature tool_choice tools top_p
+instructions max_output_tokens metadata parallel_tool_calls store temperature tool_choice tools top_logprobs top_p
 """
+LOGPROBS = "message.output_text.logprobs"  # in ``include``
 TEXTS: dict[str, tuple[JsonObject, JsonObject]] = {
     "content": (
         {"type": "message", "role": "assistant"},
@@ -130,7 +141,10 @@ class ResponseRequest(SamplingRequest):
     tools: list[ResponseTool] = Field([], max_length=128)
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice = "auto"
     parallel_tool_calls: bool = True
-    include: list[Literal["reasoning.encrypted_content"]] = Field([])
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] = Field(
+        []
+    )
+    top_logprobs: Logprobs | None = None
     metadata: dict[str, str] = Field({})
     reasoning: RequestBody | None = None
     stream_options: RequestBody | None = None
@@ -155,6 +169,8 @@ class ResponseRequest(SamplingRequest):
             else {"type": "function", "function": choice},
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": {"type": form.type, "json_schema": form},
+            "logprobs": LOGPROBS in self.include or self.top_logprobs is not None,
+            "top_logprobs": self.top_logprobs,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -229,6 +245,7 @@ class ResponseWriter:
         self.output: list[JsonObject] = self.response["output"]
         self.sequence_number = 0
         self.field = ""  # of the deltas that make up the open text
+        self.logprobs = list[JsonObject]()  # of tokens whose text no item holds yet
 
     async def events(self, stream: EventStream) -> AsyncGenerator[bytes]:
         """Yields the events of a chat's stream."""
@@ -267,6 +284,7 @@ class ResponseWriter:
             usage["input_tokens_details"]["cache_write_tokens"] = 0
             self.response["usage"] = usage
         for choice in chunk["choices"]:
+            self.logprobs += (choice["logprobs"] or {}).get("content", ())
             for field, value in choice["delta"].items():
                 if field in TEXTS and value:
                     yield from self._write(field, value)
@@ -283,38 +301,57 @@ class ResponseWriter:
         """Yields the delta of a text, behind the events that open its item."""
         item, part = TEXTS[field]
         if field != self.field:
-            part = {**part, "text": ""}
+            part = deepcopy(part) | {"text": ""}
             yield from self._open({**item, "content": []})
             self.field = field
             self.output[-1]["content"].append(part)
             yield self._item_event("content_part.added", content_index=0, part=part)
-        self.output[-1]["content"][0]["text"] += text
+        output = self.output[-1]["content"][0]
+        output["text"] += text
+        logprobs = self._take_logprobs(text, "logprobs" in part)
+        if logprobs:
+            output["logprobs"] += logprobs
         kind = f"{part['type']}.delta"
-        yield self._item_event(kind, content_index=0, delta=text, logprobs=[])
+        yield self._item_event(kind, content_index=0, delta=text, logprobs=logprobs)
+
+    def _take_logprobs(self, text: str, has_logprobs: bool) -> list[JsonObject]:
+        """The log-probabilities of the tokens that wrote a text. Those before them wrote marks, which
+        no item holds, and thoughts have none."""
+        tokens, missing = list[JsonObject](), len(text.encode()) * has_logprobs
+        while self.logprobs and missing > 0:
+            tokens.insert(0, self.logprobs.pop())
+            missing -= len(tokens[0]["bytes"])
+        self.logprobs = []
+        return tokens
 
     def _close(self) -> Iterator[bytes]:
-        """Yields the events that end the open text, if any."""
-        if self.field:
-            (part,) = self.output[-1]["content"]
+        """Yields the events that end the open text or call, if any."""
+        item, field, self.field = self.output[-1] if self.output else {}, self.field, ""
+        if field == "tool_calls":
+            function = {name: item[name] for name in ("name", "arguments")}
+            yield self._item_event("function_call_arguments.done", **function)
+            yield self._end_item()
+        elif field:
+            (part,) = item["content"]
             kind = f"{part['type']}.done"
-            yield self._item_event(kind, content_index=0, text=part["text"], logprobs=[])
+            logprobs = part.get("logprobs", [])
+            yield self._item_event(kind, content_index=0, text=part["text"], logprobs=logprobs)
             yield self._item_event("content_part.done", content_index=0, part=part)
             yield self._end_item()
-            self.field = ""
 
     def _call(self, call: JsonObject) -> Iterator[bytes]:
-        """Yields the events of a call, which comes complete."""
+        """Yields the delta of a call's arguments, behind the events that open its item."""
         function = call["function"]
-        named = {"type": "function_call", "call_id": call["id"], "name": function["name"]}
-        yield from self._open({**named, "arguments": ""})
-        self.output[-1] |= function
-        kind = "function_call_arguments"
-        yield self._item_event(f"{kind}.delta", delta=function["arguments"])
-        yield self._item_event(f"{kind}.done", **function)
-        yield self._end_item()
+        if "id" in call:
+            named = {"type": "function_call", "call_id": call["id"], "name": function["name"]}
+            yield from self._open({**named, "arguments": ""})
+            self.field = "tool_calls"
+        if piece := function["arguments"]:
+            self.output[-1]["arguments"] += piece
+            yield self._item_event("function_call_arguments.delta", delta=piece)
 
     def _open(self, item: JsonObject) -> Iterator[bytes]:
-        """Yields the events that end the open text, if any, and begin another item."""
+        """Yields the events that end the open text or call, if any, and begin another item."""
         yield from self._close()
         id = f"{item['type']}_{uuid.uuid4().hex}"
         self.output.append({"id": id, "status": "in_progress", **item})

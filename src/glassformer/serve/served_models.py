@@ -171,8 +171,8 @@ class ServedModel(InMemoryEntry):
         if len(row) + max(new - 1, 0) > self.context:
             requested = f" and {new} more are asked for" if new else ""
             message = (
-                f"The prompt has {len(row)} tokens{requested}; the context is {self.context}. "
-                "Shorten it, or ask for fewer."
+                f"The prompt has {len(row)} tokens{requested}; this model's maximum context length "
+                f"is {self.context}. Shorten it, or ask for fewer."
             )
             raise HttpError(400, message, param, "context_length_exceeded")
 

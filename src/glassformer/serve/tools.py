@@ -7,6 +7,7 @@ was written, read piece by piece as thoughts, text and calls.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class CallFormat:
 
 FORMATS = {
     "<tool_call>": CallFormat("<tool_call>", "</tool_call>"),
-    "[TOOL_CALLS]": CallFormat("[TOOL_CALLS]", "", is_list=True),
+    "[TOOL_CALLS]": CallFormat("[TOOL_CALLS]", "]", is_list=True),
     '"parameters":': CallFormat("", "", "parameters"),
 }
 """Formats by what their templates say: Hermes and Qwen, Mistral, Llama 3."""
@@ -103,14 +104,16 @@ def _json_rule(schema: Any) -> str:
 
 
 class AnswerReader:
-    """Splits an answer into deltas of a message. A call comes in one delta; one that is cut off, or
-    is no call, stays text. A text of a form (``is_form``) holds no marks."""
+    """Splits an answer into deltas of a message. A call's name comes first, then its arguments, as they
+    are written. A call that is cut off before them, or is none, stays text. A text of a form
+    (``is_form``) holds no marks."""
 
     def __init__(
         self, form: CallFormat | None, thinks: bool, is_open: bool, is_form: bool = False
     ) -> None:
         self.is_form = is_form
         self.form = form or CallFormat("", "")
+        self.head = re.compile(rf'[\s\[,]*\{{"name": "([\w-]+)", "{self.form.arguments}": ')
         self.only_call = form is not None and not form.opening
         self.field = "reasoning_content" if is_open else "content"
         self.next = {  # by field: the marks that end it, and the field behind each
@@ -123,15 +126,32 @@ class AnswerReader:
         self.pending = ""
         self.is_new = True  # no word of this field yet
         self.calls = 0
+        self.depth = 0  # of braces and brackets in arguments
+        self.quoted = ""  # in arguments: the quote of an open text, or a backslash in it
 
     def read(self, text: str, is_last: bool) -> list[JsonObject]:
         """The deltas that more text completes."""
         self.pending += text
         deltas = list[JsonObject]()
         while True:
+            if self.field == "arguments":
+                end = self._find_end()
+                if piece := self.pending[:end]:
+                    deltas.append(self._call_delta({"arguments": piece}))
+                self.pending = "" if end is None else self.pending[end + 1 :]
+                if end is None:
+                    return deltas
+                self.field, self.is_new = "tool_calls", False
+                self.calls += 1
             is_object = self.is_new and self.pending.lstrip().startswith("{")
             if self.only_call and is_object and self.field == "content":
                 self.field = "tool_calls"
+            if self.field == "tool_calls" and (call := self.head.match(self.pending)):
+                # nine letters and digits: Mistral's templates take no other
+                entry = {"id": uuid.uuid4().hex[:9], "type": "function"}
+                deltas.append(self._call_delta({"name": call[1], "arguments": ""}, **entry))
+                self.pending, self.field = self.pending[call.end() :], "arguments"
+                continue
             marks = self.next[self.field]
             head = self.pending.lstrip()
             begins = (head.startswith(mark) or mark.startswith(head) for mark in marks if mark)
@@ -145,7 +165,7 @@ class AnswerReader:
             self.pending = self.pending[at + len(mark) :]
             self.field, self.is_new = marks[mark], True
         size = len(self.pending)
-        if not is_last:  # a mark may have begun, and a call comes complete
+        if not is_last:  # a mark may have begun, or a call
             cuts = (
                 n for mark in marks for n in range(len(mark)) if self.pending.endswith(mark[:n])
             )
@@ -155,24 +175,26 @@ class AnswerReader:
 
     def _emit(self, piece: str) -> list[JsonObject]:
         if self.field == "tool_calls":
-            try:
-                calls = json.loads(piece)
-                return [
-                    self._call(call) for call in (calls if isinstance(calls, list) else [calls])
-                ]
-            except (ValueError, LookupError, TypeError):
-                return [{"content": self.form.opening + piece}] if piece.strip() else []
+            opening = self.form.opening if self.is_new else ""
+            return [{"content": opening + piece}] if piece.strip() else []
         piece = piece.lstrip() if self.is_new else piece
         self.is_new = self.is_new and not piece
         return [{self.field: piece}] if piece else []
 
-    def _call(self, call: Any) -> JsonObject:
-        arguments = call[self.form.arguments]
-        text = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
-        function = {"name": str(call["name"]), "arguments": text}
-        # nine letters and digits: Mistral's templates take no other
-        entry = {"index": self.calls, "id": uuid.uuid4().hex[:9], "type": "function"}
-        self.calls += 1
-        return {"tool_calls": [{**entry, "function": function}]}
+    def _find_end(self) -> int | None:
+        """The pending text holds the arguments up to this index, where a brace closes the call."""
+        for at, char in enumerate(self.pending):
+            if self.quoted == "\\":
+                self.quoted = '"'
+            elif self.quoted:
+                self.quoted = {"\\": char, '"': ""}.get(char, '"')
+            elif char == '"':
+                self.quoted = char
+            elif char in "}]" and not self.depth:
+                return at
+            else:
+                self.depth += (char in "{[") - (char in "}]")
+        return None
+
+    def _call_delta(self, function: JsonObject, **entry: str) -> JsonObject:
+        return {"tool_calls": [{"index": self.calls, **entry, "function": function}]}

@@ -61,11 +61,11 @@ _RENAMED = (
 def table(model: Encoder) -> Table:
     """The names of the weights; what predicts contacts from attention is passed over."""
     layer = {**LAYER, "attn_norm": "attention.LayerNorm", "ffn_norm": "LayerNorm"}
-    last_norm = {"encoder.last_norm": "esm.encoder.emb_layer_norm_after"}
+    last_norm = rules({"encoder.last_norm": "esm.encoder.emb_layer_norm_after"})
     stored = NameRule(f"esm.{_STORED}", "encoder.position.inv_freq")
     # published beside rotary positions
     unread = ("esm.contact_head.regression", "esm.embeddings.position_embeddings")
-    layers = (*trunk("esm", layer, norm="layer_norm"), *rules(last_norm), stored)
+    layers = (*trunk("esm", layer, norm="layer_norm"), *last_norm, stored)
     table = roberta.with_ends(model, "esm", layers, unread, "bias")
     ignore = (*table.ignore, f"esm.{_OLDER}")
     return replace(table, ignore=ignore, renamed=(*table.renamed, *_RENAMED))

@@ -54,6 +54,25 @@ def write_windows(model: Model) -> Settings:
 
 
 BART: Any = bart.words(bart.TABLE, place="post", normed=True, first=2)
+WORDS = ConfigWords(
+    serial.change(
+        BART.template,
+        {
+            "encoder.pattern.attention": LongformerAttention(1, bias=True, mask=mask_of(2, 1)),
+            "encoder.position": Learned(64),
+            "decoder.position": SideTable(64),
+        },
+    ),
+    revise(
+        BART.entries,
+        Section(read_windows, write_windows),
+        # a tokenizer's follows, where there is one; theirs fills windows with it
+        Section(encode=lambda model: {"pad_token_id": 1}),
+        max_encoder_position_embeddings=(16_384, "context encoder.position.length"),
+        max_decoder_position_embeddings=(1024, "decoder.position.length"),
+        without="max_position_embeddings scale_embedding",
+    ),
+)
 _CONTENT = {"attn.q": "query", "attn.k": "key", "attn.v": "value"}
 ENCODER = {
     "attn.out": "self_attn.output",
@@ -70,26 +89,4 @@ def table(model: Model) -> Table:
     return bart.table(model, "led", ENCODER)
 
 
-page(
-    "led",
-    words=ConfigWords(
-        serial.change(
-            BART.template,
-            {
-                "encoder.pattern.attention": LongformerAttention(1, bias=True, mask=mask_of(2, 1)),
-                "encoder.position": Learned(64),
-                "decoder.position": SideTable(64),
-            },
-        ),
-        revise(
-            BART.entries,
-            Section(read_windows, write_windows),
-            # a tokenizer's follows, where there is one; theirs fills windows with it
-            Section(encode=lambda model: {"pad_token_id": 1}),
-            max_encoder_position_embeddings=(16_384, "context encoder.position.length"),
-            max_decoder_position_embeddings=(1024, "decoder.position.length"),
-            without="max_position_embeddings scale_embedding",
-        ),
-    ),
-    weights=table,
-)
+LED = page("led", words=WORDS, weights=table)

@@ -39,6 +39,19 @@ def write_windows(model: Any) -> Settings:
     return raw
 
 
+WORDS = ConfigWords(
+    encoder(
+        LongformerAttention(1, bias=True, mask=led.mask_of(2, 1)),
+        position=Learned(64, start=2),
+        embed=Embed(64, segments=2),
+    ),
+    (
+        *roberta.KEYS,
+        Section(read_windows, write_windows),
+        Section(encode=roberta.write_positions),
+        roberta.with_head("longformer"),
+    ),
+)
 _LAYER = {
     **LAYER,
     "attn.q_global": "attention.self.query_global",
@@ -54,20 +67,4 @@ def table(model: Any) -> Table:
     return roberta.with_ends(model, "longformer", rules, choice=attention.part == "choice")
 
 
-page(
-    "longformer",
-    words=ConfigWords(
-        encoder(
-            LongformerAttention(1, bias=True, mask=led.mask_of(2, 1)),
-            position=Learned(64, start=2),
-            embed=Embed(64, segments=2),
-        ),
-        (
-            *roberta.KEYS,
-            Section(read_windows, write_windows),
-            Section(encode=roberta.write_positions),
-            roberta.with_head("longformer"),
-        ),
-    ),
-    weights=table,
-)
+LONGFORMER = page("longformer", words=WORDS, weights=table)

@@ -25,12 +25,12 @@ _LAYER = {
     "attn.out": "attention.attn.o",
     "attn_norm": "attention.LayerNorm",
 }
-_BIAS = {"encoder.position.relative": "mpnet.encoder.relative_attention_bias"}
 
 
 def table(model: Encoder) -> Table:
     """The names of the weights."""
-    return roberta.with_ends(model, "mpnet", (*trunk("mpnet", _LAYER), *rules(_BIAS)))
+    bias = rules({"encoder.position.relative": "mpnet.encoder.relative_attention_bias"})
+    return roberta.with_ends(model, "mpnet", (*trunk("mpnet", _LAYER), *bias))
 
 
 page(

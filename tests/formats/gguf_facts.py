@@ -28,6 +28,15 @@ EXTRA = {  # words that the converter wants and that transformers no longer writ
     "Cohere2": {"rotary_pct": 1.0},
     "GPT2": {"n_ctx": 64},
     "Mpt": {"architectures": ["MPTForCausalLM"]},
+    "NomicBert": {
+        "n_positions": 8192,
+        "activation_function": "swiglu",
+        "rotary_emb_base": 1000.0,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_scale_base": None,
+        **dict.fromkeys(("causal", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False),
+        **dict.fromkeys(("prenorm", "rotary_emb_interleaved"), False),
+    },
     "Phimoe": {"architectures": ["PhiMoEForCausalLM"], "original_max_position_embeddings": 64},
     "MiniMaxM2": {"rotary_dim": 4, "scoring_func": "sigmoid"},
 }
@@ -45,7 +54,10 @@ FITTING = {  # changes where the first case is one that llama.cpp has no words f
     "Phi": {"num_key_value_heads": None, "intermediate_size": 128},
     "Olmoe": {"num_key_value_heads": 4},
     "Phimoe": {"lm_head_bias": True},
+    "Bert": {},
+    "NomicBert": {},
 }
+ENCODERS = ("Bert", "NomicBert")
 MORE = {  # further cases, by their names in the families' tables
     "Llama": ["tied", "linear stretch", "wide heads", "biases"],
     "Qwen2": ["yarn, all said"],
@@ -59,7 +71,7 @@ MORE = {  # further cases, by their names in the families' tables
 FAMILIES = (
     "Llama Mistral Mixtral Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Gemma2 Gemma3 Phi Phi3 Phimoe GPT2 GPTBigCode "
     "Starcoder2 StableLm Olmo2 Olmo3 Olmoe Granite SmolLM3 Exaone4 Cohere2 GptOss GPTNeoX Falcon Bloom Mpt "
-    "Glm4Moe MiniMaxM2 Lfm2 Mamba2"
+    "Glm4Moe MiniMaxM2 Lfm2 Mamba2 Bert NomicBert"
 )
 
 
@@ -69,17 +81,18 @@ def cases():
     older, newer = TABLES.values()
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     for family in FAMILIES.split():
-        known = older["settings"].get(family) or newer[family]["cases"]
+        known = older["settings"].get(family) or newer.get(family, {}).get("cases", {})
         sizes = older["gpt2 sizes" if family == "GPT2" else "sizes"]
-        sizes = sizes if family in older["settings"] else newer[family]["sizes"]
-        first = FITTING.get(family, next(iter(known.values())))
+        sizes = newer[family]["sizes"] if family in newer else sizes
+        first = FITTING[family] if family in FITTING else next(iter(known.values()))
         borrowed = newer["GPTBigCode"]["cases"] if family == "Falcon" else {}
         for name in ("", *MORE.get(family, ())):
             changes = (known | borrowed)[name] if name else first
             settings = getattr(transformers, f"{family}{'Text' * (family in OF_TEXT)}Config")
             settings = settings(**special | sizes | changes)
             raw = json.loads(settings.to_json_string(use_diff=False))
-            head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+            head = "Model" if family in ENCODERS else "ForCausalLM"
+            head = "LMHeadModel" if family == "GPT2" else head
             raw |= {"architectures": [family + head], "model_type": settings.model_type}
             recipe, cfg = recipes.read_config(raw)
             yield f"{family} {name}".strip(), recipes.write_config(cfg, recipe.name)[1]
@@ -132,7 +145,12 @@ def converted(folder, llama_cpp, family):
         self.gguf_writer.add_vocab_size(hparams["vocab_size"])
 
     kind.set_vocab = TextModel.set_vocab = set_vocab
-    vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(hparams["vocab_size"])))}}
+    vocabulary = {
+        "model": {
+            "type": "WordPiece",
+            "vocab": dict.fromkeys(map(str, range(hparams["vocab_size"]))),
+        }
+    }
     (folder / "tokenizer.json").write_text(json.dumps(vocabulary | {"added_tokens": []}))
     path = folder / "model.gguf"
     with torch.inference_mode():

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import glassformer
 import tiny
-from formats.gguf_facts import FACTS, facts_of, model_of
+from formats.gguf_facts import ENCODERS, FACTS, facts_of, model_of
+from glassformer import config
+from glassformer import families as recipes
+from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
 from glassformer.formats import gguf, store
 
@@ -19,13 +23,15 @@ CASES = json.loads(FACTS.read_text(encoding="utf-8"))
 THEIRS = {
     "Falcon": {"falcon.context_length": 2048},
     "Phimoe": {"phimoe.rope.scaling.original_context_length": 64},
+    "NomicBert": {"nomic-bert.context_length": 2048},
 }
 UNEQUAL = ("Gemma", "Mamba2")  # whose files hold 1 + x or -exp(x): x comes back rounded
 
 
 def logits_of(model):
     with inference(model):
-        return model(torch.arange(40)[None] * 7 % 61).logits
+        out = model(torch.arange(40)[None] * 7 % 61)
+    return out.hidden if model.config.head is None else out.logits
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -48,6 +54,17 @@ def test_a_file_is_the_converters(tmp_path, name):
     assert facts_of(tmp_path / "again.gguf")["fields"] == ours["fields"]
 
 
+@pytest.mark.parametrize("mode", ["mean", "first", "last"])
+def test_vectors_of_a_text_are_pooled_as_before(tmp_path, mode):
+    """An encoder's vector of a text, by llama.cpp's pooling_type."""
+    cfg = recipes.read_config(CASES["Bert"]["config"])[1]
+    model = build_model(replace(cfg, pool=config.Pool(mode)), seed=0).eval()
+    gguf.save(model, tmp_path / "model.gguf", "F32", None)
+    back, _ = glassformer.load(tmp_path / "model.gguf")
+    assert back.config.pool == model.config.pool
+    assert tiny.equal_tensors(back.state_dict(), model.state_dict())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_transformers(tmp_path, name):
@@ -55,10 +72,13 @@ def test_logits_are_those_of_transformers(tmp_path, name):
     model = model_of(CASES[name]["config"])
     store.save(model, tmp_path / "theirs", layout="hf")
     gguf.save(model, tmp_path / "model.gguf", "F32", None)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    encodes = name in ENCODERS
+    kind = transformers.AutoModel if encodes else transformers.AutoModelForCausalLM
+    theirs = kind.from_pretrained(tmp_path / "theirs").eval()
     back, _ = glassformer.load(tmp_path / "model.gguf")
     with torch.no_grad():
-        expected = theirs(torch.arange(40)[None] * 7 % 61).logits
+        expected = theirs(torch.arange(40)[None] * 7 % 61)
+    expected = expected.last_hidden_state if encodes else expected.logits
     assert expected.std() > 0.3
     largest = float(expected.abs().max())
     torch.testing.assert_close(logits_of(back), expected, rtol=0.0, atol=1e-5 * max(largest, 1.0))

@@ -15,7 +15,7 @@ from mistakes import mistake
 SIZES = [
     f"{recipe.name}/{size}"
     for recipe in recipes.all()
-    if any(way["recipe"] == recipe.name for way in gguf.WAYS)
+    if any(entry["recipe"] == recipe.name for entry in gguf.ENTRIES)
     for size in recipe.sizes
 ]
 # what llama.cpp has no words for in a published size
@@ -28,8 +28,8 @@ REFUSED = {
 
 def described(model, family=""):
     """The fields of a model, the shapes of its file's tensors, its factors."""
-    fields, factors, way = gguf.write_fields(model, family)
-    links = weights.links(gguf.table(model, way), weights.shapes(model))
+    fields, factors, entry = gguf.write_fields(model, family)
+    links = weights.links(gguf.table(model, entry), weights.shapes(model))
     vocab = model.embed.vocab
     return fields, {link.file_names[0]: (vocab, model.dim) for link in links}, factors
 
@@ -42,8 +42,8 @@ def test_a_published_model_comes_back_from_its_fields(name):
         with mistake(re.escape(REFUSED[name])):
             gguf.check(model, fields, shapes, factors)
     else:
-        way = gguf.check(model, fields, shapes, factors)
-        assert way["architecture"] == fields["general.architecture"]
+        entry = gguf.check(model, fields, shapes, factors)
+        assert entry["architecture"] == fields["general.architecture"]
 
 
 def test_factors_are_those_that_transformers_divides_by():

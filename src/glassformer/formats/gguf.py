@@ -117,7 +117,7 @@ def name(path: Path) -> str:
 
 
 def _config(file: GGUF) -> tuple[config.Model, dict[str, Any]]:
-    """Our config of the model in a file, and the way it is described."""
+    """Our config of the model in a file, and the entry it is described."""
     shapes = {name: place.shape for name, place in file.places.items()}
     factors = {
         name: file.load(name).flatten().tolist()
@@ -135,12 +135,12 @@ def check(path: Path) -> None:
 def _checked(
     file: GGUF,
 ) -> tuple[config.Model, str, list[weights.Link], dict[str, tuple[int, ...]]]:
-    cfg, way = _config(file)
-    table = recipe.table(cfg, way)
+    cfg, entry = _config(file)
+    table = recipe.table(cfg, entry)
     shapes = weights.shapes(cfg)
     for name in [name for name in file.entries if recipe.is_later(name, cfg)]:
         del file.entries[name]
-    return cfg, way["recipe"], weights.check(table, shapes, file), shapes
+    return cfg, entry["recipe"], weights.check(table, shapes, file), shapes
 
 
 def load(path: Path, dtype: torch.dtype | None, device: weights.Device = None) -> Model:
@@ -198,10 +198,12 @@ def save(
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
+    pool = model.config.pool
     need(
-        model.config.head is not None and model.config.pool is None,
-        "GGUF files here hold models that continue a text, and this one ends in labels or vectors; "
-        "give --layout hf.",
+        (model.config.head is None) == isinstance(model.config, config.Encoder)
+        and not (pool and (pool.labels or pool.transform)),
+        "GGUF files here hold models that continue a text, or that end in vectors as llama.cpp "
+        "pools them, and this one ends otherwise; give --layout hf.",
     )
     adapted = next(iter(tuning.adapted(model)), None)
     need(
@@ -221,9 +223,9 @@ def save(
         "time; leave --numbers out to write them as they are, or convert the model that they were "
         f"made of with --numbers {kind}.",
     )
-    described, factors, way = recipe.write_fields(model.config, model.family)
+    described, factors, entry = recipe.write_fields(model.config, model.family)
     params = dict(model.named_parameters())
-    links = weights.links(recipe.table(model.config, way), weights.shapes(model.config))
+    links = weights.links(recipe.table(model.config, entry), weights.shapes(model.config))
     tensors = [
         (link, *_kind_and_shape(link, [params[name] for name in link.param_names], kind))
         for link in links

@@ -17,33 +17,37 @@ from typing import Any
 
 from ..core import config
 from ..core.config import serial
+from ..core.config.pool import Pool
 from ..core.config.scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 from ..core.errors import need
-from ..families import RECIPES, differences, plain
+from ..families import RECIPES, plain
 from ..families import read_config as read_published
 from ..families import write_config as write_published
-from ..families.decoder_pages import KINDS, rotary_of, write_scaling
+from ..families.decoder_pages import KINDS, blocks_of, rotary_of, write_scaling
+from ..families.differences import differences
 from ..families.names import NameRule, Table
 
 Fields = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 Factors = Mapping[str, Sequence[float]]
 DATA = json.loads(Path(__file__).with_name("gguf_architectures.json").read_text("utf-8"))
-"""``architectures``: of each way to describe a family, its ``recipe`` and ``architecture`` (its name
-where nothing is said) and
+"""``architectures``: of each entry to describe a family, its ``recipe`` and ``architecture`` (its name
+where nothing is values) and
 
 shared, words  words of the config.json by their fields; a dot leads into a table
 defaults       what an absent field means: a value, or the field whose value it has
 constants      words that no field says: a value, or a product of words and fields
 scaling        where the scaling of rotary positions stands in the config.json (rope_scaling)
 present        words that are true where the file holds a tensor
-if             fields that must be so for this way to be chosen (true: there, and not zero)
-only           "read" or "write", where it goes one way
+if             fields that must be so for this entry to be chosen (true: there, and not zero)
+only           "read" or "write", where it goes one entry
 written        fields that follow from others, and are written beside them: products of words and fields
 filled         fields that always have a value here
 kinds          what layer_types calls blocks of which a list of numbers is 0, and the others
 names          tensors that llama.cpp's table calls otherwise, or deals out to several
 turned         tensors that lie otherwise: axes, and what they hold of a number
+class          the architecture in transformers, where it is not the family's first
+rows           words that are the length of a tensor
 rotated        queries and keys lie with rotary pairs side by side
 offset         gains are written as 1 + gain
 
@@ -60,28 +64,31 @@ SCALINGS = {
 }
 """Words of a rope_scaling by their fields, below rope.scaling."""
 ATTN_FACTOR, LENGTH = "rope.scaling.attn_factor", "rope.scaling.original_context_length"
+POOLING = "pooling_type"
+POOLS: dict[Any, Any] = {1: "mean", 2: "first", 3: "last"}
+"""Which vector stands for a text, by llama.cpp's pooling_type."""
 SHARES = ("partial_rotary_factor", "rotary_pct")  # of a head that turns
 REAL = re.compile(
     r".*(epsilon|scale|softcapping|freq_base(_swa)?|factor|beta_\w+|alibi_bias|clamp_kqv)"
 )
 
 
-def _way(name: str) -> Fields:
-    """One way to describe a family, all of its words in one table."""
-    way = DATA["architectures"][name]
-    way = DATA["architectures"].get(way.get("like"), {}) | way
-    recipe = way.get("recipe", name)
+def _entry(name: str) -> Fields:
+    """One entry to describe a family, all of its words in one table."""
+    entry = DATA["architectures"][name]
+    entry = DATA["architectures"].get(entry.get("like"), {}) | entry
+    recipe = entry.get("recipe", name)
     words = {
         word: field
-        for group in (*way.get("shared", "").split(), *["more"] * ("words" in way))
-        for word, field in (way["words"] if group == "more" else DATA["shared"][group]).items()
+        for group in (*entry.get("shared", "").split(), *["more"] * ("words" in entry))
+        for word, field in (entry["words"] if group == "more" else DATA["shared"][group]).items()
     }
-    defaults = DATA["defaults"] | way.get("defaults", {})
-    return {"architecture": name, **way, "recipe": recipe, "all": words, "unsaid": defaults}
+    defaults = DATA["defaults"] | entry.get("defaults", {})
+    return {"architecture": name, **entry, "recipe": recipe, "all": words, "absent": defaults}
 
 
-WAYS = [_way(name) for name in DATA["architectures"]]
-ARCHITECTURES = list(dict.fromkeys(way["architecture"] for way in WAYS))
+ENTRIES = [_entry(name) for name in DATA["architectures"]]
+ARCHITECTURES = list(dict.fromkeys(entry["architecture"] for entry in ENTRIES))
 
 
 # -------------------------------------------------------------------------------------- reading
@@ -90,7 +97,7 @@ ARCHITECTURES = list(dict.fromkeys(way["architecture"] for way in WAYS))
 def read_config(
     fields: Mapping[str, Any], shapes: Shapes, factors: Factors, source: str
 ) -> tuple[config.Model, Fields]:
-    """Our config of a file's fields and tensors, and the way it is described; ``factors`` are the
+    """Our config of a file's fields and tensors, and the entry it is described; ``factors`` are the
     numbers of FACTORS and LONG_FACTORS. UserError for what is not read."""
     kind = fields.get("general.architecture")
     need(kind is not None, f"{source} lacks general.architecture; copy or convert it again.")
@@ -99,60 +106,68 @@ def read_config(
         f'{source} holds the architecture "{str(kind)[:40]}"; only {", ".join(ARCHITECTURES)} are '
         "read here.",
     )
-    said = {
+    values = {
         key.removeprefix(f"{kind}."): (float(f"{value:.7g}") if isinstance(value, float) else value)
         for key, value in fields.items()
         if key.startswith(f"{kind}.")
     }
-    if type(later := said.get("nextn_predict_layers")) is int and "block_count" in said:
-        said["block_count"] -= later
-    way = next(way for way in WAYS if way["architecture"] == kind and _fits(way, said))
-    raw: Fields = {"architectures": [RECIPES[way["recipe"]].architectures[0]]}
-    raw |= {word: name in shapes for word, name in way.get("present", {}).items()}
+    if type(later := values.get("nextn_predict_layers")) is int and "block_count" in values:
+        values["block_count"] -= later
+    entry = next(
+        entry for entry in ENTRIES if entry["architecture"] == kind and _fits(entry, values)
+    )
+    raw: Fields = {"architectures": [entry.get("class", RECIPES[entry["recipe"]].architectures[0])]}
+    raw |= {word: name in shapes for word, name in entry.get("present", {}).items()}
+    raw |= {word: (*shapes.get(name, ()), 0)[0] for word, name in entry.get("rows", {}).items()}
     table = shapes.get("token_embd.weight", ())
     need(len(table) == 2, f"{source} has no token_embd.weight; convert the model again.")
     raw |= {"vocab_size": table[0], "tie_word_embeddings": "output.weight" not in shapes}
-    for word, field in way["all"].items():
-        value = said.get(field, way["unsaid"].get(field, ...))
-        value = said.get(value) if isinstance(value, str) else value
+    for word, field in entry["all"].items():
+        value = values.get(field, entry["absent"].get(field, ...))
+        value = values.get(value) if isinstance(value, str) else value
         optional = field in ("attention.key_length", "attention.sliding_window_pattern")
         need(
             value is not ... or optional, f"{source} lacks {kind}.{field}; convert the model again."
         )
         if value is not ...:
-            _put(raw, word, _from_field(word, value, said, way))
-    if "head_dim" in way["all"].keys() - raw.keys():
-        raw["head_dim"] = _width(said)
-    scaling = _read_scaling(said, factors, source)
+            _put(raw, word, _from_field(word, value, values, entry))
+    if "head_dim" in entry["all"].keys() - raw.keys():
+        raw["head_dim"] = _width(values)
+    scaling = _read_scaling(values, factors, source)
     for word, value in (scaling or {}).items():
-        _put(raw, f"{way.get('scaling', 'rope_scaling')}.{word}", value)
-    for word, value in way.get("constants", {}).items():
+        _put(raw, f"{entry.get('scaling', 'rope_scaling')}.{word}", value)
+    for word, value in entry.get("constants", {}).items():
         if "." not in word or word.partition(".")[0] in raw:
-            _put(raw, word, _product(value, {**said, **raw}))
-    read = {
+            _put(raw, word, _product(value, {**values, **raw}))
+    covered = {
         ATTN_FACTOR,
-        *way["all"].values(),
+        *([POOLING] if values.get(POOLING) in POOLS else ()),
+        *entry["all"].values(),
         *(f"rope.scaling.{word}" for word in ("type", *SCALINGS.values())),
     }
-    written = DATA["written"] | way.get("written", {})
-    usual = DATA["usual"] | {
-        name: _product(value, {**said, **raw}) for name, value in written.items()
+    written = DATA["written"] | entry.get("written", {})
+    fitting = DATA["usual"] | {
+        name: _product(value, {**values, **raw}) for name, value in written.items()
     }
-    usual |= way.get("filled", {})
-    for field, value in said.items():
-        plain_value = value == usual[field] if field in usual else value in (None, 0, 1.0, False)
+    fitting |= entry.get("filled", {})
+    for field, value in values.items():
+        plain_value = (
+            value == fitting[field] if field in fitting else value in (None, 0, 1.0, False)
+        )
         need(
-            field in read or plain_value or re.fullmatch(DATA["harmless"], field),
+            field in covered or plain_value or bool(re.fullmatch(DATA["harmless"], field)),
             f"{source} says {kind}.{field} is {str(value)[:40]}, which is not read from GGUF here.",
         )
-    return read_published(raw, source)[1], way
+    model: Any = read_published(raw, source)[1]
+    pool = POOLS.get(values.get(POOLING))
+    return (replace(model, pool=Pool(pool)) if pool else model), entry
 
 
-def _fits(way: Fields, said: Fields) -> bool:
-    """True where a file's fields are described in this way."""
-    return way.get("only") != "write" and all(
-        bool(said.get(field)) if value is True else said.get(field) == value
-        for field, value in way.get("if", {}).items()
+def _fits(entry: Fields, values: Fields) -> bool:
+    """True where a file's fields are described in this entry."""
+    return entry.get("only") != "write" and all(
+        bool(values.get(field)) if value is True else values.get(field) == value
+        for field, value in entry.get("if", {}).items()
     )
 
 
@@ -173,12 +188,12 @@ def _get(raw: Fields, path: str) -> Any:
     return value
 
 
-def _width(said: Fields) -> Any:
-    """The width of a head."""
+def _width(values: Mapping[str, Any]) -> Any:
+    """The width of a head, None where nothing says it."""
     try:
         return (
-            said.get("attention.key_length")
-            or said["embedding_length"] // said["attention.head_count"]
+            values.get("attention.key_length")
+            or values["embedding_length"] // values["attention.head_count"]
         )
     except (KeyError, TypeError, ZeroDivisionError):
         return None
@@ -189,7 +204,7 @@ def _product(value: Any, numbers: Fields) -> Any:
     number."""
     if not isinstance(value, str):
         return value
-    first, *rest = (
+    first, *more = (
         int(name)
         if name.isdigit()
         else name
@@ -197,48 +212,49 @@ def _product(value: Any, numbers: Fields) -> Any:
         else numbers.get(name, _width(numbers))
         for name in value.split()
     )
-    for sign, other in zip(rest[::2], rest[1::2], strict=True):
-        if not (isinstance(first, int) and isinstance(other, int) and other > 0):
+    for sign, number in zip(more[::2], more[1::2], strict=True):
+        if not (isinstance(first, int) and isinstance(number, int) and number > 0):
             return None
-        first = first * other if sign == "*" else first // other
+        first = first * number if sign == "*" else first // number
     return first
 
 
-def _from_field(word: str, value: Any, said: Fields, way: Fields) -> Any:
+def _from_field(word: str, value: Any, values: Fields, entry: Fields) -> Any:
     """A word's value, of its field's."""
     if isinstance(value, list) and word == "layer_types":
-        return [way.get("kinds", KINDS)[bool(number)] for number in value]
+        return [entry.get("kinds", KINDS)[bool(number)] for number in value]
     if isinstance(value, list) and word == "num_key_value_heads":
         return max(value, default=0)
     if word == "sliding_window":
         return value or None  # 0: none
-    if word in SHARES and isinstance(value, int) and _width(said):
-        return value / _width(said)
+    if word in SHARES and isinstance(value, int) and _width(values):
+        width: int = _width(values)
+        return value / width
     return value
 
 
-def _read_scaling(said: Fields, factors: Factors, source: str) -> Fields | None:
+def _read_scaling(values: Fields, factors: Factors, source: str) -> Fields | None:
     """The ``rope_scaling`` of a file, None where it has none."""
     if FACTORS in factors:
-        return _llama3(factors[FACTORS], said, source)
-    kind = said.get("rope.scaling.type", "linear" if "rope.scaling.factor" in said else "none")
+        return _llama3(factors[FACTORS], values, source)
+    kind = values.get("rope.scaling.type", "linear" if "rope.scaling.factor" in values else "none")
     table = {
-        word: said[f"rope.scaling.{field}"]
+        word: values[f"rope.scaling.{field}"]
         for word, field in SCALINGS.items()
-        if f"rope.scaling.{field}" in said
+        if f"rope.scaling.{field}" in values
     }
     if LONG_FACTORS["long"] in factors:
         table = {f"{name}_factor": list(factors[file]) for name, file in LONG_FACTORS.items()}
-        size, length = said.get(ATTN_FACTOR), said.get(LENGTH) or 2
-        usual = long_factor(said.get("context_length", length) / length, length)
+        size, length = values.get(ATTN_FACTOR), values.get(LENGTH) or 2
+        usual = long_factor(values.get("context_length", length) / length, length)
         table |= {} if size is None or abs(size / usual - 1) < 1e-5 else {"attention_factor": size}
         return {"rope_type": "longrope", **table}
     return None if kind == "none" or not table else {"rope_type": kind, **table}
 
 
-def _llama3(factors: Sequence[float], said: Fields, source: str) -> Fields:
+def _llama3(factors: Sequence[float], values: Fields, source: str) -> Fields:
     """The Llama 3 scaling whose factors these are."""
-    width, theta = _width(said) or 1, said.get("rope.freq_base", 10_000.0)
+    width, theta = _width(values) or 1, values.get("rope.freq_base", 10_000.0)
     most = float(f"{max(max(factors), 1.0):.7g}")  # the lowest frequency's is whole
     scaling = Llama3Scaling(most)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -270,7 +286,7 @@ def llama3_factors(scaling: Llama3Scaling, width: int, theta: float) -> list[flo
 
 
 def long_factor(factor: float, length: int) -> float:
-    """What LongRoPE multiplies queries and keys by, where a file says nothing."""
+    """LongRoPE's multiplier of queries and keys, where a file says nothing."""
     return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
 
 
@@ -279,23 +295,26 @@ def long_factor(factor: float, length: int) -> float:
 
 def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors, Fields]:
     """The fields that describe a model, the architecture first, the factors of its rotary
-    frequencies, and the way it is described."""
+    frequencies, and the entry it is described."""
     recipe, raw = write_published(model, family)
-    ways = [way for way in WAYS if way["recipe"] == recipe.name and way.get("only") != "read"]
+    entries = [
+        entry for entry in ENTRIES if entry["recipe"] == recipe.name and entry.get("only") != "read"
+    ]
     need(
-        bool(ways),
+        bool(entries),
         f"A GGUF file holds {', '.join(ARCHITECTURES)} as written here, not {recipe.name}; save it as hf.",
     )
-    way, fields = ways[-1], dict(ways[-1].get("filled", {}))
+    entry, fields = entries[-1], dict(entries[-1].get("filled", {}))
     raw["rope_theta"] = raw.get("rope_theta", rotary_of(model).theta)
-    for word, field in way["all"].items():
-        value = _to_field(word, _get(raw, word), raw, way)
+    for word, field in entry["all"].items():
+        value = _to_field(word, _get(raw, word), raw, entry)
         if value is not None:
             fields[field] = float(value) if REAL.fullmatch(field) else value
     fields["vocab_size"] = raw["vocab_size"]
     width, factors = _width(fields), {}
     fields |= {
-        field: _product(value, {**raw, **fields}) for field, value in way.get("written", {}).items()
+        field: _product(value, {**raw, **fields})
+        for field, value in entry.get("written", {}).items()
     }
     scaling = rotary_of(model).scaling
     match scaling:
@@ -313,18 +332,22 @@ def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors
             factors = {file: getattr(scaling, name) for name, file in LONG_FACTORS.items()}
             usual = long_factor(scaling.factor, scaling.original_context)
             fields[ATTN_FACTOR] = scaling.attention_factor or usual
-    kind = way["architecture"]
+    pool = getattr(model, "pool", None)
+    for number, mode in POOLS.items():
+        if pool is not None and pool.mode == mode:
+            fields[POOLING] = number
+    kind = entry["architecture"]
     return (
         {"general.architecture": kind} | {f"{kind}.{key}": value for key, value in fields.items()},
         factors,
-        way,
+        entry,
     )
 
 
-def _to_field(word: str, value: Any, raw: Fields, way: Fields) -> Any:
+def _to_field(word: str, value: Any, raw: Fields, entry: Fields) -> Any:
     """A field's value, of its word's."""
-    if word == "layer_types" and "kinds" in way:
-        return [raw["num_key_value_heads"] * way["kinds"].index(kind) for kind in value]
+    if word == "layer_types" and "kinds" in entry:
+        return [raw["num_key_value_heads"] * entry["kinds"].index(kind) for kind in value]
     if word == "layer_types":
         slides = [kind == "sliding_attention" for kind in value or ()]
         return slides if any(slides) else None
@@ -335,67 +358,67 @@ def _to_field(word: str, value: Any, raw: Fields, way: Fields) -> Any:
 
 
 def check(model: config.Model, fields: Fields, shapes: Shapes, factors: Factors) -> Fields:
-    """The way in which a file describes the model; UserError for what its fields do not say.
+    """The entry in which a file describes the model; UserError for what its fields do not say.
 
     FACTORS say all of a scaling, also where ``read_config`` cannot name it.
     """
     kind, whole = fields["general.architecture"], FACTORS in factors
-    back, way = read_config(fields, shapes, {} if whole else factors, "The file")
+    back, entry = read_config(fields, shapes, {} if whole else factors, "The file")
     sides = (serial.to_dict(plain(side)) for side in (model, back))
-    for path, value, read in differences(*sides):
+    for path, value, back_value in differences(*sides):
         name = path.rpartition(".")[2]
-        near = isinstance(value, float) and isinstance(read, float)
+        near = isinstance(value, float) and isinstance(back_value, float)
         need(
             name in ("dropout", "balance_loss")
             or (whole and name == "scaling")
-            or (near and math.isclose(value, read, rel_tol=1e-6)),  # fp32 in the file
+            or (near and math.isclose(value, back_value, rel_tol=1e-6)),  # fp32 in the file
             f"llama.cpp's {kind} has no words for {path} = {str(value)[:60]}; save it as hf.",
         )
-    return way
+    return entry
 
 
 def is_later(name: str, model: config.Model) -> bool:
     """True for a tensor of a block after the model's last, which predicts later tokens."""
     block = re.match(r"blk\.(\d+)\.", name)
-    return block is not None and int(block[1]) >= config.stacks(model)["decoder"].depth
+    return block is not None and int(block[1]) >= len(blocks_of(model))
 
 
-def table(model: config.Model, way: Fields) -> Table:
+def table(model: config.Model, entry: Fields) -> Table:
     """The names of the tensors of an architecture, and how they lie: the family's own table by
     llama.cpp's names for what is published."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    heads = {}
-    for block in config.stacks(model)["decoder"].pattern:
-        layer = block.attention
+    heads: dict[str, int] = {}
+    for block in blocks_of(model):
+        layer: Any = block.attention
         if isinstance(layer, config.Attention):
             heads |= {"attn_q": layer.heads, "attn_k": layer.kv_heads or layer.heads}
         heads["ssm_norm"] = getattr(layer, "groups", heads.get("ssm_norm", 1))
     architectures = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
-    names = get_tensor_name_map(architectures[way["architecture"]], 1)
+    names = get_tensor_name_map(architectures[entry["architecture"]], 1)
     renamed = []
-    for rule in RECIPES[way["recipe"]].table(model).rules:
-        for name, params in _names(rule, way, names):
+    for rule in RECIPES[entry["recipe"]].table(model).rules:
+        for name, params in _names(rule, entry, names):
             plain_name = name.removeprefix("blk.{i}.")
-            layer, _, end = plain_name.partition(".")
+            tensor, _, end = plain_name.partition(".")
             axes = rule.axes if params == rule.param_names else ""
-            axes, numbers = (*way.get("turned", {}).get(plain_name, [axes]), "")[:2]
-            if layer in ("attn_q", "attn_k") and way.get("rotated"):
+            axes, numbers = (*entry.get("turned", {}).get(plain_name, [axes]), "")[:2]
+            if tensor in ("attn_q", "attn_k") and entry.get("rotated"):
                 axes = {"weight": "(h d 2) c -> (h 2 d) c", "bias": "(h d 2) -> (h 2 d)"}[end]
-            if way.get("offset") and plain_name.endswith("norm.weight"):
+            if entry.get("offset") and plain_name.endswith("norm.weight"):
                 numbers = "1 + x"
-            count = heads.get(layer, rule.heads)
+            count = heads.get(tensor, rule.heads)
             renamed.append(NameRule(name, params, axes=axes, heads=count, numbers=numbers))
     copies = (("output.weight", "token_embd.weight"),)
     return Table(tuple(renamed), ignore=(FACTORS, *LONG_FACTORS.values()), copies=copies)
 
 
-def _names(rule: NameRule, way: Fields, names: Any) -> list[tuple[str, str | tuple[str, ...]]]:
-    """What llama.cpp calls the tensors of a rule, and the parameters in each."""
-    for end, name in way.get("names", {}).items():
+def _names(rule: NameRule, entry: Fields, names: Any) -> list[tuple[str, str | tuple[str, ...]]]:
+    """llama.cpp's names for the tensors of a rule, and the parameters in each."""
+    for end, name in entry.get("names", {}).items():
         if rule.file_name.endswith("." + end) and isinstance(name, list):
             return [
-                (f"blk.{{i}}.{one}", param) for one, param in zip(name, rule.params, strict=True)
+                (f"blk.{{i}}.{part}", param) for part, param in zip(name, rule.params, strict=True)
             ]
         if rule.file_name.endswith("." + end):
             return [(f"blk.{{i}}.{name}", rule.param_names)]

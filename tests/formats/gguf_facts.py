@@ -29,6 +29,7 @@ EXTRA = {  # words that the converter wants and that transformers no longer writ
     "GPT2": {"n_ctx": 64},
     "Mpt": {"architectures": ["MPTForCausalLM"]},
     "NomicBert": {
+        "head_dim": None,
         "n_positions": 8192,
         "activation_function": "swiglu",
         "rotary_emb_base": 1000.0,
@@ -54,8 +55,8 @@ FITTING = {  # changes where the first case is one that llama.cpp has no words f
     "Phi": {"num_key_value_heads": None, "intermediate_size": 128},
     "Olmoe": {"num_key_value_heads": 4},
     "Phimoe": {"lm_head_bias": True},
-    "Bert": {},
-    "NomicBert": {},
+    "Bert": {"add_pooling_layer": False},
+    "NomicBert": {"pad_token_id": 0, "head_dim": 8},
 }
 ENCODERS = ("Bert", "NomicBert")
 MORE = {  # further cases, by their names in the families' tables

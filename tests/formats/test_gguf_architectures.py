@@ -23,7 +23,6 @@ CASES = json.loads(FACTS.read_text(encoding="utf-8"))
 THEIRS = {
     "Falcon": {"falcon.context_length": 2048},
     "Phimoe": {"phimoe.rope.scaling.original_context_length": 64},
-    "NomicBert": {"nomic-bert.context_length": 2048},
 }
 UNEQUAL = ("Gemma", "Mamba2")  # whose files hold 1 + x or -exp(x): x comes back rounded
 

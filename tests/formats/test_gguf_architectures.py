@@ -57,7 +57,7 @@ def test_a_file_is_the_converters(tmp_path, name):
 def test_vectors_of_a_text_are_pooled_as_before(tmp_path, mode):
     """An encoder's vector of a text, by llama.cpp's pooling_type."""
     cfg = recipes.read_config(CASES["Bert"]["config"])[1]
-    model = build_model(replace(cfg, pool=config.Pool(mode)), seed=0).eval()
+    model = build_model(replace(cfg, pool=config.Pool(mode, normalize=True)), seed=0).eval()
     gguf.save(model, tmp_path / "model.gguf", "F32", None)
     back, _ = glassformer.load(tmp_path / "model.gguf")
     assert back.config.pool == model.config.pool

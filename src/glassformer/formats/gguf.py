@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,10 @@ a scale (F16) and then the codes, or 16 bytes with the first half's codes + 8 in
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 """What the field general.file_type calls the kind that most tensors have; these are written."""
+
+WHOLE = r"^position_embd|^token_types|_gate_inp|conv1d|conv\.weight$|norm|\.bias$|ssm_[ad]$"
+"""A regex of the tensors that are F32 in every file, beside vectors, for llama.cpp computes with no
+others."""
 
 # -------------------------------------------------------------------------------------- reading
 
@@ -294,7 +299,7 @@ def _kind_and_shape(
     bits = {_bits(param) for param in params}
     if len(bits) == 1 and None not in bits and shape[-1] % 32 == 0:
         return ("Q8_0" if bits == {8} else "Q4_0"), shape
-    if len(shape) == 1 or name.startswith("position_embd"):
+    if len(shape) == 1 or re.search(WHOLE, name):
         return "F32", shape
     return ("F16" if kind in CODED and shape[-1] % 32 else kind), shape
 

@@ -19,7 +19,7 @@ from ..core import config
 from ..core.config import serial
 from ..core.config.pool import Pool
 from ..core.config.scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
-from ..core.errors import need
+from ..core.errors import UserError, need
 from ..families import RECIPES, plain
 from ..families import read_config as read_published
 from ..families import write_config as write_published
@@ -31,16 +31,16 @@ Fields = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 Factors = Mapping[str, Sequence[float]]
 DATA = json.loads(Path(__file__).with_name("gguf_architectures.json").read_text("utf-8"))
-"""``architectures``: of each entry to describe a family, its ``recipe`` and ``architecture`` (its name
-where nothing is values) and
+"""``architectures``: of each entry, which describes a family, its ``recipe`` and ``architecture`` (its name
+where nothing is said) and
 
 shared, words  words of the config.json by their fields; a dot leads into a table
-defaults       what an absent field means: a value, or the field whose value it has
+defaults       what an absent field means: a value, or a product of fields
 constants      words that no field says: a value, or a product of words and fields
 scaling        where the scaling of rotary positions stands in the config.json (rope_scaling)
 present        words that are true where the file holds a tensor
-if             fields that must be so for this entry to be chosen (true: there, and not zero)
-only           "read" or "write", where it goes one entry
+if             fields that must be so for the entry to be chosen (true: there, and not zero)
+only           "read" or "write", where it goes one direction
 written        fields that follow from others, and are written beside them: products of words and fields
 filled         fields that always have a value here
 kinds          what layer_types calls blocks of which a list of numbers is 0, and the others
@@ -74,7 +74,7 @@ REAL = re.compile(
 
 
 def _entry(name: str) -> Fields:
-    """One entry to describe a family, all of its words in one table."""
+    """An entry, all of its words in one table."""
     entry = DATA["architectures"][name]
     entry = DATA["architectures"].get(entry.get("like"), {}) | entry
     recipe = entry.get("recipe", name)
@@ -97,8 +97,22 @@ ARCHITECTURES = list(dict.fromkeys(entry["architecture"] for entry in ENTRIES))
 def read_config(
     fields: Mapping[str, Any], shapes: Shapes, factors: Factors, source: str
 ) -> tuple[config.Model, Fields]:
-    """Our config of a file's fields and tensors, and the entry it is described; ``factors`` are the
-    numbers of FACTORS and LONG_FACTORS. UserError for what is not read."""
+    """Our config of a file's fields and tensors, and the entry that describes it; ``factors`` are
+    the numbers of FACTORS and LONG_FACTORS. UserError for what is not read."""
+    try:
+        return _read_config(fields, shapes, factors, source)
+    except UserError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise UserError(
+            f"{source} has a field of another type than its name says ({str(error)[:80]}); convert "
+            "the model again."
+        ) from None
+
+
+def _read_config(
+    fields: Mapping[str, Any], shapes: Shapes, factors: Factors, source: str
+) -> tuple[config.Model, Fields]:
     kind = fields.get("general.architecture")
     need(kind is not None, f"{source} lacks general.architecture; copy or convert it again.")
     need(
@@ -123,16 +137,13 @@ def read_config(
     need(len(table) == 2, f"{source} has no token_embd.weight; convert the model again.")
     raw |= {"vocab_size": table[0], "tie_word_embeddings": "output.weight" not in shapes}
     for word, field in entry["all"].items():
-        value = values.get(field, entry["absent"].get(field, ...))
-        value = values.get(value) if isinstance(value, str) else value
-        optional = field in ("attention.key_length", "attention.sliding_window_pattern")
         need(
-            value is not ... or optional, f"{source} lacks {kind}.{field}; convert the model again."
+            field in values or field in entry["absent"],
+            f"{source} lacks {kind}.{field}; convert the model again.",
         )
-        if value is not ...:
+        value = values.get(field, _product(entry["absent"].get(field), values))
+        if value is not None or word != "layer_types":
             _put(raw, word, _from_field(word, value, values, entry))
-    if "head_dim" in entry["all"].keys() - raw.keys():
-        raw["head_dim"] = _width(values)
     scaling = _read_scaling(values, factors, source)
     for word, value in (scaling or {}).items():
         _put(raw, f"{entry.get('scaling', 'rope_scaling')}.{word}", value)
@@ -160,11 +171,12 @@ def read_config(
         )
     model: Any = read_published(raw, source)[1]
     pool = POOLS.get(values.get(POOLING))
-    return (replace(model, pool=Pool(pool)) if pool else model), entry
+    # llama.cpp's programs give vectors of length 1, of which its files do not speak
+    return (replace(model, pool=Pool(pool, normalize=True)) if pool else model), entry
 
 
 def _fits(entry: Fields, values: Fields) -> bool:
-    """True where a file's fields are described in this entry."""
+    """True where a file's fields are described by this entry."""
     return entry.get("only") != "write" and all(
         bool(values.get(field)) if value is True else values.get(field) == value
         for field, value in entry.get("if", {}).items()
@@ -188,15 +200,10 @@ def _get(raw: Fields, path: str) -> Any:
     return value
 
 
-def _width(values: Mapping[str, Any]) -> Any:
+def _width(values: Fields) -> Any:
     """The width of a head, None where nothing says it."""
-    try:
-        return (
-            values.get("attention.key_length")
-            or values["embedding_length"] // values["attention.head_count"]
-        )
-    except (KeyError, TypeError, ZeroDivisionError):
-        return None
+    usual = "embedding_length / attention.head_count"
+    return values.get("attention.key_length") or _product(usual, values)
 
 
 def _product(value: Any, numbers: Fields) -> Any:
@@ -204,19 +211,15 @@ def _product(value: Any, numbers: Fields) -> Any:
     number."""
     if not isinstance(value, str):
         return value
-    first, *more = (
-        int(name)
-        if name.isdigit()
-        else name
-        if name in "*/"
-        else numbers.get(name, _width(numbers))
-        for name in value.split()
+    result, *more = (
+        int(name) if name.isdigit() else _width(numbers) if name == "width" else numbers.get(name)
+        for name in re.split(r" [*/] ", value)
     )
-    for sign, number in zip(more[::2], more[1::2], strict=True):
-        if not (isinstance(first, int) and isinstance(number, int) and number > 0):
+    for number in more:
+        if not (isinstance(result, int) and isinstance(number, int) and number > 0):
             return None
-        first = first * number if sign == "*" else first // number
-    return first
+        result = result // number if "/" in value else result * number
+    return result
 
 
 def _from_field(word: str, value: Any, values: Fields, entry: Fields) -> Any:
@@ -227,8 +230,7 @@ def _from_field(word: str, value: Any, values: Fields, entry: Fields) -> Any:
         return max(value, default=0)
     if word == "sliding_window":
         return value or None  # 0: none
-    if word in SHARES and isinstance(value, int) and _width(values):
-        width: int = _width(values)
+    if word in SHARES and isinstance(value, int) and (width := _width(values)):
         return value / width
     return value
 
@@ -245,7 +247,8 @@ def _read_scaling(values: Fields, factors: Factors, source: str) -> Fields | Non
     }
     if LONG_FACTORS["long"] in factors:
         table = {f"{name}_factor": list(factors[file]) for name, file in LONG_FACTORS.items()}
-        size, length = values.get(ATTN_FACTOR), values.get(LENGTH) or 2
+        size: Any = values.get(ATTN_FACTOR)
+        length = values.get(LENGTH) or 2
         usual = long_factor(values.get("context_length", length) / length, length)
         table |= {} if size is None or abs(size / usual - 1) < 1e-5 else {"attention_factor": size}
         return {"rope_type": "longrope", **table}
@@ -295,7 +298,7 @@ def long_factor(factor: float, length: int) -> float:
 
 def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors, Fields]:
     """The fields that describe a model, the architecture first, the factors of its rotary
-    frequencies, and the entry it is described."""
+    frequencies, and the entry that describes it."""
     recipe, raw = write_published(model, family)
     entries = [
         entry for entry in ENTRIES if entry["recipe"] == recipe.name and entry.get("only") != "read"
@@ -358,7 +361,7 @@ def _to_field(word: str, value: Any, raw: Fields, entry: Fields) -> Any:
 
 
 def check(model: config.Model, fields: Fields, shapes: Shapes, factors: Factors) -> Fields:
-    """The entry in which a file describes the model; UserError for what its fields do not say.
+    """The entry that describes the model in a file; UserError for what its fields do not say.
 
     FACTORS say all of a scaling, also where ``read_config`` cannot name it.
     """
@@ -369,7 +372,7 @@ def check(model: config.Model, fields: Fields, shapes: Shapes, factors: Factors)
         name = path.rpartition(".")[2]
         near = isinstance(value, float) and isinstance(back_value, float)
         need(
-            name in ("dropout", "balance_loss")
+            name in ("dropout", "balance_loss", "context", "normalize")
             or (whole and name == "scaling")
             or (near and math.isclose(value, back_value, rel_tol=1e-6)),  # fp32 in the file
             f"llama.cpp's {kind} has no words for {path} = {str(value)[:60]}; save it as hf.",

@@ -9,6 +9,7 @@ import pytest
 
 from glassformer import config
 from glassformer import families as recipes
+from glassformer.core.config import serial
 from glassformer.core.config.scaling import Llama3Scaling
 from glassformer.formats import gguf_configs as gguf
 from glassformer.formats import weights
@@ -105,3 +106,20 @@ def test_rotary_factors_of_another_family_are_refused():
 def test_models_that_the_format_does_not_hold_are_refused(name):
     with mistake("save it as hf"):
         gguf.write_fields(recipes.find(name))
+
+
+@pytest.mark.parametrize(
+    "name, changes, sentence",
+    [
+        ("qwen3moe/30b-a3b", {"decoder.pattern.feedforward.normalize": False}, "normalize = False"),
+        ("qwen2/0.5b", {"decoder.pattern.feedforward.act": "gelu"}, "act = gelu"),
+        ("gemma2/2b", {"decoder.pattern.attention.scale": 0.5}, "attention.scale = 0.5"),
+        ("phi/2", {"decoder.position.theta": 500.0}, "position.theta = 500.0"),
+        ("olmoe/1b-7b", {"decoder.pattern.feedforward.normalize": True}, "normalize = True"),
+    ],
+)
+def test_settings_that_llama_cpp_has_no_words_for_are_refused(name, changes, sentence):
+    """Its programs would compute another model of the same fields."""
+    model = serial.change(recipes.find(name), changes)
+    with mistake(re.escape(sentence), "has no words for"):
+        gguf.check(model, *described(model, name.partition("/")[0]))

@@ -249,7 +249,8 @@ def _read_scaling(values: Fields, factors: Factors, source: str) -> Fields | Non
         table = {f"{name}_factor": list(factors[file]) for name, file in LONG_FACTORS.items()}
         size: Any = values.get(ATTN_FACTOR)
         length = values.get(LENGTH) or 2
-        usual = long_factor(values.get("context_length", length) / length, length)
+        context: Any = values.get("context_length", length)
+        usual = long_factor(context / length, length)
         table |= {} if size is None or abs(size / usual - 1) < 1e-5 else {"attention_factor": size}
         return {"rope_type": "longrope", **table}
     return None if kind == "none" or not table else {"rope_type": kind, **table}
@@ -372,7 +373,8 @@ def check(model: config.Model, fields: Fields, shapes: Shapes, factors: Factors)
         name = path.rpartition(".")[2]
         near = isinstance(value, float) and isinstance(back_value, float)
         need(
-            name in ("dropout", "balance_loss", "context", "normalize")
+            path in ("context", "pool.normalize")
+            or name in ("dropout", "balance_loss")
             or (whole and name == "scaling")
             or (near and math.isclose(value, back_value, rel_tol=1e-6)),  # fp32 in the file
             f"llama.cpp's {kind} has no words for {path} = {str(value)[:60]}; save it as hf.",

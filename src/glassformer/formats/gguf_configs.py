@@ -34,10 +34,10 @@ DATA = json.loads(Path(__file__).with_name("gguf_architectures.json").read_text(
 """``architectures``: of each entry, which describes a family, its ``recipe`` and ``architecture`` (its name
 where nothing is said) and
 
-shared, words  words of the config.json by their fields; a dot leads into a table
+shared, words  words of the config.json by their fields
 defaults       what an absent field means: a value, or a product of fields
 constants      words that no field says: a value, or a product of words and fields
-scaling        where the scaling of rotary positions stands in the config.json (rope_scaling)
+yarn           words of the config.json's rope_scaling that no field says
 present        words that are true where the file holds a tensor
 if             fields that must be so for the entry to be chosen (true: there, and not zero)
 only           "read" or "write", where it goes one direction
@@ -51,7 +51,8 @@ rows           words that are the length of a tensor
 rotated        queries and keys lie with rotary pairs side by side
 offset         gains are written as 1 + gain
 
-``harmless`` are fields that change nothing, by a regex; ``usual`` the values that others may have.
+``harmless`` is a regex of fields that change nothing or are read beside the words, ``written`` the
+values that others must have.
 """
 FACTORS = "rope_freqs.weight"  # what each rotary frequency is divided by
 LONG_FACTORS = {"long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
@@ -143,34 +144,22 @@ def _read_config(
         )
         value = values.get(field, _product(entry["absent"].get(field), values))
         if value is not None or word != "layer_types":
-            _put(raw, word, _from_field(word, value, values, entry))
-    scaling = _read_scaling(values, factors, source)
-    for word, value in (scaling or {}).items():
-        _put(raw, f"{entry.get('scaling', 'rope_scaling')}.{word}", value)
+            raw[word] = _from_field(word, value, values, entry)
+    if scaling := _read_scaling(values, factors, source):
+        raw["rope_scaling"] = scaling | entry.get("yarn", {})
     for word, value in entry.get("constants", {}).items():
-        if "." not in word or word.partition(".")[0] in raw:
-            _put(raw, word, _product(value, {**values, **raw}))
-    covered = {
-        ATTN_FACTOR,
-        *([POOLING] if values.get(POOLING) in POOLS else ()),
-        *entry["all"].values(),
-        *(f"rope.scaling.{word}" for word in ("type", *SCALINGS.values())),
-    }
-    written = DATA["written"] | entry.get("written", {})
-    fitting = DATA["usual"] | {
-        name: _product(value, {**values, **raw}) for name, value in written.items()
-    }
-    fitting |= entry.get("filled", {})
+        raw[word] = _product(value, {**values, **raw})
+    written = DATA["written"] | entry.get("written", {}) | entry.get("filled", {})
+    fitting = {name: _product(value, {**values, **raw}) for name, value in written.items()}
+    pool = POOLS.get(values.get(POOLING))
     for field, value in values.items():
-        plain_value = (
-            value == fitting[field] if field in fitting else value in (None, 0, 1.0, False)
-        )
+        fits = value == fitting[field] if field in fitting else value in (None, 0, 1.0, False)
+        covered = field in entry["all"].values() or (field == POOLING and pool)
         need(
-            field in covered or plain_value or bool(re.fullmatch(DATA["harmless"], field)),
+            fits or bool(covered or re.fullmatch(DATA["harmless"], field)),
             f"{source} says {kind}.{field} is {str(value)[:40]}, which is not read from GGUF here.",
         )
     model: Any = read_published(raw, source)[1]
-    pool = POOLS.get(values.get(POOLING))
     # llama.cpp's programs give vectors of length 1, of which its files do not speak
     return (replace(model, pool=Pool(pool, normalize=True)) if pool else model), entry
 
@@ -181,23 +170,6 @@ def _fits(entry: Fields, values: Fields) -> bool:
         bool(values.get(field)) if value is True else values.get(field) == value
         for field, value in entry.get("if", {}).items()
     )
-
-
-def _put(raw: Fields, path: str, value: Any) -> None:
-    """Set a word, in a table where dots lead there."""
-    outer, _, word = path.rpartition(".")
-    table = raw
-    for name in filter(None, outer.split(".")):
-        table = table.setdefault(name, {})
-    table[word] = value
-
-
-def _get(raw: Fields, path: str) -> Any:
-    """The word at a path, None where there is none."""
-    value: Any = raw
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
 
 
 def _width(values: Fields) -> Any:
@@ -309,9 +281,9 @@ def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors
         f"A GGUF file holds {', '.join(ARCHITECTURES)} as written here, not {recipe.name}; save it as hf.",
     )
     entry, fields = entries[-1], dict(entries[-1].get("filled", {}))
-    raw["rope_theta"] = raw.get("rope_theta", rotary_of(model).theta)
+    raw |= {"rope_theta": rotary_of(model).theta}
     for word, field in entry["all"].items():
-        value = _to_field(word, _get(raw, word), raw, entry)
+        value = _to_field(word, raw.get(word), raw, entry)
         if value is not None:
             fields[field] = float(value) if REAL.fullmatch(field) else value
     fields["vocab_size"] = raw["vocab_size"]
@@ -336,10 +308,9 @@ def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors
             factors = {file: getattr(scaling, name) for name, file in LONG_FACTORS.items()}
             usual = long_factor(scaling.factor, scaling.original_context)
             fields[ATTN_FACTOR] = scaling.attention_factor or usual
-    pool = getattr(model, "pool", None)
-    for number, mode in POOLS.items():
-        if pool is not None and pool.mode == mode:
-            fields[POOLING] = number
+    mode = getattr(getattr(model, "pool", None), "mode", None)
+    for number, name in POOLS.items():
+        fields |= {POOLING: number} if name == mode else {}
     kind = entry["architecture"]
     return (
         {"general.architecture": kind} | {f"{kind}.{key}": value for key, value in fields.items()},
@@ -366,8 +337,8 @@ def check(model: config.Model, fields: Fields, shapes: Shapes, factors: Factors)
 
     FACTORS say all of a scaling, also where ``read_config`` cannot name it.
     """
-    kind, whole = fields["general.architecture"], FACTORS in factors
-    back, entry = read_config(fields, shapes, {} if whole else factors, "The file")
+    kind, exact = fields["general.architecture"], FACTORS in factors
+    back, entry = read_config(fields, shapes, {} if exact else factors, "The file")
     sides = (serial.to_dict(plain(side)) for side in (model, back))
     for path, value, back_value in differences(*sides):
         name = path.rpartition(".")[2]
@@ -375,7 +346,7 @@ def check(model: config.Model, fields: Fields, shapes: Shapes, factors: Factors)
         need(
             path in ("context", "pool.normalize")
             or name in ("dropout", "balance_loss")
-            or (whole and name == "scaling")
+            or (exact and path == "decoder.position.scaling")
             or (near and math.isclose(value, back_value, rel_tol=1e-6)),  # fp32 in the file
             f"llama.cpp's {kind} has no words for {path} = {str(value)[:60]}; save it as hf.",
         )
@@ -423,7 +394,7 @@ def _names(rule: NameRule, entry: Fields, names: Any) -> list[tuple[str, str | t
     for end, name in entry.get("names", {}).items():
         if rule.file_name.endswith("." + end) and isinstance(name, list):
             return [
-                (f"blk.{{i}}.{part}", param) for part, param in zip(name, rule.params, strict=True)
+                (f"blk.{{i}}.{layer}", param) for layer, param in zip(name, rule.params, strict=True)
             ]
         if rule.file_name.endswith("." + end):
             return [(f"blk.{{i}}.{name}", rule.param_names)]

@@ -24,7 +24,8 @@ class NameRule:
         "1 v -> (1 v)"                one more axis, of 1, in front of the file's tensor
 
     ``groups``: the file deals the rows of several parameters out to so many groups (Falcon 40B: the
-    queries, the key and the value of each key-value head lie together).
+    queries, the key and the value of each key-value head lie together). ``numbers``: what the file
+    holds of each number x, "1 + x" or "-exp(x)"; none: x.
     """
 
     file_name: str
@@ -33,6 +34,7 @@ class NameRule:
     axes: str = ""
     heads: int = 1
     groups: int = 1
+    numbers: str = ""
 
     @property
     def params(self) -> tuple[str, ...]:

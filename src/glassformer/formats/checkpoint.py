@@ -201,7 +201,7 @@ class Checkpoint:
             if layout is not None:
                 quantized.quantize_weights(model, layout)
         model.labels, model.prompts = self.labels, self.prompts
-        model.family = self.recipe.name if self.recipe else ""
+        model.family = self.recipe.name if self.recipe else model.family
         return model
 
     def check(self) -> None:

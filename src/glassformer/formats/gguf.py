@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,10 @@ a scale (F16) and then the codes, or 16 bytes with the first half's codes + 8 in
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 """What the field general.file_type calls the kind that most tensors have; these are written."""
+
+WHOLE = r"^position_embd|^token_types|_gate_inp|conv1d|conv\.weight$|norm|\.bias$|ssm_[ad]$"
+"""A regex of the tensors that are F32 in every file, beside vectors, for llama.cpp computes with no
+others."""
 
 # -------------------------------------------------------------------------------------- reading
 
@@ -99,7 +104,7 @@ def join(kind: str, codes: Bytes, scales: Bytes) -> Bytes:
 def open_config(path: Path) -> config.Model:
     """Our config of the model in a file; UserError for a damaged file and for a model of another
     architecture."""
-    return _config(GGUF(path))
+    return _config(GGUF(path))[0]
 
 
 def open_tokenizer(path: Path) -> Tokenizer | None:
@@ -116,9 +121,14 @@ def name(path: Path) -> str:
     return title if isinstance(title, str) and title.strip() else path.stem
 
 
-def _config(file: GGUF) -> config.Model:
+def _config(file: GGUF) -> tuple[config.Model, dict[str, Any]]:
+    """Our config of the model in a file, and the entry it is described."""
     shapes = {name: place.shape for name, place in file.places.items()}
-    factors = file.load(recipe.FACTORS).flatten().tolist() if recipe.FACTORS in shapes else None
+    factors = {
+        name: file.load(name).flatten().tolist()
+        for name in (recipe.FACTORS, *recipe.LONG_FACTORS.values())
+        if name in shapes
+    }
     return recipe.read_config(file.fields, shapes, factors, str(file.folder))
 
 
@@ -127,21 +137,26 @@ def check(path: Path) -> None:
     _checked(GGUF(path))
 
 
-def _checked(file: GGUF) -> tuple[config.Model, list[weights.Link], dict[str, tuple[int, ...]]]:
-    cfg = _config(file)
-    table = recipe.table(cfg, file.fields["general.architecture"])
+def _checked(
+    file: GGUF,
+) -> tuple[config.Model, str, list[weights.Link], dict[str, tuple[int, ...]]]:
+    cfg, entry = _config(file)
+    table = recipe.table(cfg, entry)
     shapes = weights.shapes(cfg)
-    return cfg, weights.check(table, shapes, file), shapes
+    for name in [name for name in file.entries if recipe.is_later(name, cfg)]:
+        del file.entries[name]
+    return cfg, entry["recipe"], weights.check(table, shapes, file), shapes
 
 
 def load(path: Path, dtype: torch.dtype | None, device: weights.Device = None) -> Model:
     """The model in a file. Its matrices of Q8_0 and Q4_0 stay the codes that they are, unless a
     ``dtype`` is given."""
     file = GGUF(path)
-    cfg, links, shapes = _checked(file)
+    cfg, family, links, shapes = _checked(file)
     if dtype is not None:
         weights.must_fit(cfg, dtype, device)
     model = build_model(cfg, device="meta", dtype=dtype or torch.float32)
+    model.family = family
     coded = set(quantized.QuantizedLayout(8).plan(model)) if dtype is None else set()
     allocate(model, torch.device(device or torch.get_default_device()))
     for link in links:
@@ -188,10 +203,12 @@ def save(
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
+    pool = model.config.pool
     need(
-        model.config.head is not None and model.config.pool is None,
-        "GGUF files here hold models that continue a text, and this one ends in labels or vectors; "
-        "give --layout hf.",
+        (model.config.head is None) == isinstance(model.config, config.Encoder)
+        and not (pool and (pool.labels or pool.transform)),
+        "GGUF files here hold models that continue a text, or that end in vectors as llama.cpp "
+        "pools them, and this one ends otherwise; give --layout hf.",
     )
     adapted = next(iter(tuning.adapted(model)), None)
     need(
@@ -211,15 +228,17 @@ def save(
         "time; leave --numbers out to write them as they are, or convert the model that they were "
         f"made of with --numbers {kind}.",
     )
-    described, factors = recipe.write_fields(model.config)
-    architecture = described.pop("general.architecture")
+    described, factors, entry = recipe.write_fields(model.config, model.family)
     params = dict(model.named_parameters())
-    shapes = weights.shapes(model.config)
-    links = weights.links(recipe.table(model.config, architecture), shapes)
+    links = weights.links(recipe.table(model.config, entry), weights.shapes(model.config))
     tensors = [
         (link, *_kind_and_shape(link, [params[name] for name in link.param_names], kind))
         for link in links
     ]
+    recipe.check(
+        model.config, described, {link.file_names[0]: shape for link, _, shape in tensors}, factors
+    )
+    architecture = described.pop("general.architecture")
 
     def put(beside: Path) -> None:
         writer = GGUFWriter(beside, architecture)
@@ -234,14 +253,17 @@ def save(
                 size // block * width,
                 GGMLQuantizationType[stored],
             )
-        if factors is not None:
-            shape = (len(factors),)
-            writer.add_tensor_info(recipe.FACTORS, shape, np.dtype(np.float32), 4 * len(factors))
+        for factor_name, divisors in factors.items():
+            size = len(divisors)
+            writer.add_tensor_info(factor_name, (size,), np.dtype(np.float32), 4 * size)
         fields: dict[str, Any] = {**described, "general.name": name}
         fields["general.quantization_version"] = 2
         fields["general.file_type"] = FILE_TYPES[numbers.most_common(1)[0][0]]
-        if tokenizer is not None:
-            fields |= fields_of(tokenizer, model.config.embed.vocab)
+        fields |= (
+            {"tokenizer.ggml.model": "none"}
+            if tokenizer is None
+            else fields_of(tokenizer, model.config.embed.vocab)
+        )
         for key, value in fields.items():
             number = type(value) is int  # not signed, as a list's are
             kind_of_value = GGUFValueType.UINT32 if number else GGUFValueType.get_type(value)
@@ -254,8 +276,8 @@ def save(
                 writer.write_tensor_data(
                     _data(link, [params[name] for name in link.param_names], stored)
                 )
-            if factors is not None:
-                writer.write_tensor_data(np.asarray(factors, "<f4"))
+            for divisors in factors.values():
+                writer.write_tensor_data(np.asarray(divisors, "<f4"))
             writer.close()
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -265,7 +287,7 @@ def save(
 
     numbers = Counter[str]()
     write(path, put)
-    return Counter(stored for _, stored, _ in tensors) + Counter(F32=int(factors is not None))
+    return Counter(stored for _, stored, _ in tensors) + Counter(F32=len(factors))
 
 
 def _kind_and_shape(
@@ -277,7 +299,7 @@ def _kind_and_shape(
     bits = {_bits(param) for param in params}
     if len(bits) == 1 and None not in bits and shape[-1] % 32 == 0:
         return ("Q8_0" if bits == {8} else "Q4_0"), shape
-    if len(shape) == 1 or name.startswith("position_embd"):
+    if len(shape) == 1 or re.search(WHOLE, name):
         return "F32", shape
     return ("F16" if kind in CODED and shape[-1] % 32 else kind), shape
 

@@ -1,134 +1,253 @@
 """Models as GGUF files describe them (llama.cpp's format): their fields and tensors' names, in and
 out. No torch here.
 
-{architecture}.embedding_length ..   the words of a config.json by other names
+gguf_architectures.json              which field is which word of a family's config.json
 blk.0.attn_q.weight ..               Llama's queries and keys with rotary pairs side by side, others as published
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..core import config
-from ..core.config.scaling import Llama3Scaling
+from ..core.config import serial
+from ..core.config.pool import Pool
+from ..core.config.scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 from ..core.errors import UserError, need
-from ..families import RECIPES
+from ..families import RECIPES, plain
 from ..families import read_config as read_published
 from ..families import write_config as write_published
-from ..families.decoder_pages import write_scaling
-from ..families.names import Table
+from ..families.decoder_pages import KINDS, blocks_of, rotary_of, write_scaling
+from ..families.differences import differences
+from ..families.names import NameRule, Table
 
-ROTARY = {  # words of a config.json by those of the fields
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-}
-LEARNT = {
-    "n_embd": "embedding_length",
-    "n_layer": "block_count",
-    "n_head": "attention.head_count",
-    "n_inner": "feed_forward_length",
-    "n_positions": "context_length",
-    "layer_norm_epsilon": "attention.layer_norm_epsilon",
-}
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-}
-OPTIONAL = {"attention.head_count_kv", "attention.key_length", "rope.freq_base"}
-ELSEWHERE = (
-    "expert_count",
-    "rope.scaling.factor",
-    "attention.sliding_window",
-    "attention.value_length",
-)
-"""Fields that change what a model computes and that no model here may have, save with the value it
-has anyway."""
-FACTORS = "rope_freqs.weight"  # what each rotary frequency is divided by
-# as published; the file has only what comes of it
-LLAMA_3 = [Llama3Scaling(factor) for factor in (8.0, 32.0)]
 Fields = dict[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+Factors = Mapping[str, Sequence[float]]
+DATA = json.loads(Path(__file__).with_name("gguf_architectures.json").read_text("utf-8"))
+"""``architectures``: of each entry, which describes a family, its ``recipe`` and ``architecture`` (its name
+where nothing is said) and
+
+shared, words  words of the config.json by their fields
+defaults       what an absent field means: a value, or a product of fields
+constants      words that no field says: a value, or a product of words and fields
+yarn           words of the config.json's rope_scaling that no field says
+present        words that are true where the file holds a tensor
+if             fields that must be so for the entry to be chosen (true: there, and not zero)
+only           "read" or "write", where it goes one direction
+written        fields that follow from others, and are written beside them: products of words and fields
+filled         fields that always have a value here
+kinds          what layer_types calls blocks of which a list of numbers is 0, and the others
+names          tensors that llama.cpp's table calls otherwise, or deals out to several
+turned         tensors that lie otherwise: axes, and what they hold of a number
+class          the architecture in transformers, where it is not the family's first
+rows           words that are the length of a tensor
+rotated        queries and keys lie with rotary pairs side by side
+offset         gains are written as 1 + gain
+
+``harmless`` is a regex of fields that change nothing or are read beside the words, ``written`` the
+values that others must have.
+"""
+FACTORS = "rope_freqs.weight"  # what each rotary frequency is divided by
+LONG_FACTORS = {"long": "rope_factors_long.weight", "short": "rope_factors_short.weight"}
+SCALINGS = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_context_length",
+    "attention_factor": "yarn_attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
+"""Words of a rope_scaling by their fields, below rope.scaling."""
+ATTN_FACTOR, LENGTH = "rope.scaling.attn_factor", "rope.scaling.original_context_length"
+POOLING = "pooling_type"
+POOLS: dict[Any, Any] = {1: "mean", 2: "first", 3: "last"}
+"""Which vector stands for a text, by llama.cpp's pooling_type."""
+SHARES = ("partial_rotary_factor", "rotary_pct")  # of a head that turns
+REAL = re.compile(
+    r".*(epsilon|scale|softcapping|freq_base(_swa)?|factor|beta_\w+|alibi_bias|clamp_kqv)"
+)
+
+
+def _entry(name: str) -> Fields:
+    """An entry, all of its words in one table."""
+    entry = DATA["architectures"][name]
+    entry = DATA["architectures"].get(entry.get("like"), {}) | entry
+    recipe = entry.get("recipe", name)
+    words = {
+        word: field
+        for group in (*entry.get("shared", "").split(), *["more"] * ("words" in entry))
+        for word, field in (entry["words"] if group == "more" else DATA["shared"][group]).items()
+    }
+    defaults = DATA["defaults"] | entry.get("defaults", {})
+    return {"architecture": name, **entry, "recipe": recipe, "all": words, "absent": defaults}
+
+
+ENTRIES = [_entry(name) for name in DATA["architectures"]]
+ARCHITECTURES = list(dict.fromkeys(entry["architecture"] for entry in ENTRIES))
+
+
+# -------------------------------------------------------------------------------------- reading
 
 
 def read_config(
-    fields: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
-    factors: list[float] | None,
-    source: str,
-) -> config.Model:
-    """Our config of a file's fields and tensors; ``factors`` are those of FACTORS. UserError for
-    what is not read."""
+    fields: Mapping[str, Any], shapes: Shapes, factors: Factors, source: str
+) -> tuple[config.Model, Fields]:
+    """Our config of a file's fields and tensors, and the entry that describes it; ``factors`` are
+    the numbers of FACTORS and LONG_FACTORS. UserError for what is not read."""
+    try:
+        return _read_config(fields, shapes, factors, source)
+    except UserError:
+        raise
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise UserError(
+            f"{source} has a field of another type than its name says ({str(error)[:80]}); convert "
+            "the model again."
+        ) from None
+
+
+def _read_config(
+    fields: Mapping[str, Any], shapes: Shapes, factors: Factors, source: str
+) -> tuple[config.Model, Fields]:
     kind = fields.get("general.architecture")
-    supported = isinstance(kind, str) and kind in CLASSES
-    supported_names = ", ".join(CLASSES)
     need(kind is not None, f"{source} lacks general.architecture; copy or convert it again.")
     need(
-        supported,
-        f'{source} holds the architecture "{str(kind)[:40]}"; only {supported_names} are read here.',
+        kind in ARCHITECTURES,
+        f'{source} holds the architecture "{str(kind)[:40]}"; only {", ".join(ARCHITECTURES)} are '
+        "read here.",
     )
-    assert isinstance(kind, str)
-    arch_fields = {
-        key.removeprefix(f"{kind}."): value
+    values = {
+        key.removeprefix(f"{kind}."): (float(f"{value:.7g}") if isinstance(value, float) else value)
         for key, value in fields.items()
         if key.startswith(f"{kind}.")
     }
-    words = LEARNT if kind == "gpt2" else ROTARY
-    raw: Fields = {"model_type": kind, "architectures": [CLASSES[kind]]}
-    for name, word in words.items():
-        need(
-            word in arch_fields or word in OPTIONAL,
-            f"{source} lacks {kind}.{word}; convert the model again.",
-        )
-        if word in arch_fields:
-            # fp32 in the file
-            raw[name] = (
-                float(f"{arch_fields[word]:.7g}")
-                if isinstance(arch_fields[word], float)
-                else arch_fields[word]
-            )
-    usual = {"attention.value_length": arch_fields.get("attention.key_length")}
-    for word in ELSEWHERE:
-        plain = arch_fields.get(word) in (None, 0, 1.0, usual.get(word))
-        need(
-            plain,
-            f"{source} says {kind}.{word} is {str(arch_fields.get(word))[:40]}, which is not "
-            "read from GGUF here.",
-        )
+    if type(later := values.get("nextn_predict_layers")) is int and "block_count" in values:
+        values["block_count"] -= later
+    entry = next(
+        entry for entry in ENTRIES if entry["architecture"] == kind and _fits(entry, values)
+    )
+    raw: Fields = {"architectures": [entry.get("class", RECIPES[entry["recipe"]].architectures[0])]}
+    raw |= {word: name in shapes for word, name in entry.get("present", {}).items()}
+    raw |= {word: (*shapes.get(name, ()), 0)[0] for word, name in entry.get("rows", {}).items()}
     table = shapes.get("token_embd.weight", ())
     need(len(table) == 2, f"{source} has no token_embd.weight; convert the model again.")
     raw |= {"vocab_size": table[0], "tie_word_embeddings": "output.weight" not in shapes}
-    if kind == "llama":
-        raw |= {"attention_bias": "blk.0.attn_q.bias" in shapes}
-    if kind == "gpt2":
-        raw |= dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0)
-    raw |= {"rope_scaling": _scaling(factors, raw, source)} if factors is not None else {}
-    return read_published(raw, source)[1]
+    for word, field in entry["all"].items():
+        need(
+            field in values or field in entry["absent"],
+            f"{source} lacks {kind}.{field}; convert the model again.",
+        )
+        value = values.get(field, _product(entry["absent"].get(field), values))
+        if value is not None or word != "layer_types":
+            raw[word] = _from_field(word, value, values, entry)
+    if scaling := _read_scaling(values, factors, source):
+        raw["rope_scaling"] = scaling | entry.get("yarn", {})
+    for word, value in entry.get("constants", {}).items():
+        raw[word] = _product(value, {**values, **raw})
+    written = DATA["written"] | entry.get("written", {}) | entry.get("filled", {})
+    fitting = {name: _product(value, {**values, **raw}) for name, value in written.items()}
+    pool = POOLS.get(values.get(POOLING))
+    for field, value in values.items():
+        fits = value == fitting[field] if field in fitting else value in (None, 0, 1.0, False)
+        covered = field in entry["all"].values() or (field == POOLING and pool)
+        need(
+            fits or bool(covered or re.fullmatch(DATA["harmless"], field)),
+            f"{source} says {kind}.{field} is {str(value)[:40]}, which is not read from GGUF here.",
+        )
+    model: Any = read_published(raw, source)[1]
+    # llama.cpp's programs give vectors of length 1, of which its files do not speak
+    return (replace(model, pool=Pool(pool, normalize=True)) if pool else model), entry
 
 
-def _scaling(factors: list[float], raw: Fields, source: str) -> Fields:
-    """The Llama 3 scaling whose factors these are."""
-    width = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    for scaling in LLAMA_3:
-        expected = llama3_factors(scaling, width, raw.get("rope_theta", 10_000.0))
-        if len(expected) == len(factors) and all(
-            abs(a / b - 1) < 1e-3 for a, b in zip(factors, expected, strict=True)
-        ):
-            return write_scaling(scaling) or {}
-    raise UserError(
-        f"{source} divides rotary frequencies by factors of its own ({FACTORS}), not by Llama "
-        "3's; fetch hf."
+def _fits(entry: Fields, values: Fields) -> bool:
+    """True where a file's fields are described by this entry."""
+    return entry.get("only") != "write" and all(
+        bool(values.get(field)) if value is True else values.get(field) == value
+        for field, value in entry.get("if", {}).items()
     )
+
+
+def _width(values: Fields) -> Any:
+    """The width of a head, None where nothing says it."""
+    usual = "embedding_length / attention.head_count"
+    return values.get("attention.key_length") or _product(usual, values)
+
+
+def _product(value: Any, numbers: Fields) -> Any:
+    """A value, or what words and fields give that it multiplies and divides; None where one is no
+    number."""
+    if not isinstance(value, str):
+        return value
+    result, *more = (
+        int(name) if name.isdigit() else _width(numbers) if name == "width" else numbers.get(name)
+        for name in re.split(r" [*/] ", value)
+    )
+    for number in more:
+        if not (isinstance(result, int) and isinstance(number, int) and number > 0):
+            return None
+        result = result // number if "/" in value else result * number
+    return result
+
+
+def _from_field(word: str, value: Any, values: Fields, entry: Fields) -> Any:
+    """A word's value, of its field's."""
+    if isinstance(value, list) and word == "layer_types":
+        return [entry.get("kinds", KINDS)[bool(number)] for number in value]
+    if isinstance(value, list) and word == "num_key_value_heads":
+        return max(value, default=0)
+    if word == "sliding_window":
+        return value or None  # 0: none
+    if word in SHARES and isinstance(value, int) and (width := _width(values)):
+        return value / width
+    return value
+
+
+def _read_scaling(values: Fields, factors: Factors, source: str) -> Fields | None:
+    """The ``rope_scaling`` of a file, None where it has none."""
+    if FACTORS in factors:
+        return _llama3(factors[FACTORS], values, source)
+    kind = values.get("rope.scaling.type", "linear" if "rope.scaling.factor" in values else "none")
+    table = {
+        word: values[f"rope.scaling.{field}"]
+        for word, field in SCALINGS.items()
+        if f"rope.scaling.{field}" in values
+    }
+    if LONG_FACTORS["long"] in factors:
+        table = {f"{name}_factor": list(factors[file]) for name, file in LONG_FACTORS.items()}
+        size: Any = values.get(ATTN_FACTOR)
+        length = values.get(LENGTH) or 2
+        context: Any = values.get("context_length", length)
+        usual = long_factor(context / length, length)
+        table |= {} if size is None or abs(size / usual - 1) < 1e-5 else {"attention_factor": size}
+        return {"rope_type": "longrope", **table}
+    return None if kind == "none" or not table else {"rope_type": kind, **table}
+
+
+def _llama3(factors: Sequence[float], values: Fields, source: str) -> Fields:
+    """The Llama 3 scaling whose factors these are."""
+    width, theta = _width(values) or 1, values.get("rope.freq_base", 10_000.0)
+    most = float(f"{max(max(factors), 1.0):.7g}")  # the lowest frequency's is whole
+    scaling = Llama3Scaling(most)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    for pair, factor in enumerate(factors):
+        if 1.0 < factor < most:  # one that is blended says the length: llama3_factors, turned round
+            turns = low + (high - low) * (1 / factor - 1 / most) / (1 - 1 / most)
+            length = round(turns * 2 * math.pi * theta ** (2 * pair / width))
+            scaling = replace(scaling, original_context=max(length, 1))
+            break
+    expected = llama3_factors(scaling, width, theta)
+    need(
+        len(expected) == len(factors)
+        and all(abs(a / b - 1) < 1e-3 for a, b in zip(factors, expected, strict=True)),
+        f"{source} divides rotary frequencies by factors of its own ({FACTORS}), not by Llama "
+        "3's; fetch hf.",
+    )
+    return write_scaling(scaling) or {}
 
 
 def llama3_factors(scaling: Llama3Scaling, width: int, theta: float) -> list[float]:
@@ -142,57 +261,145 @@ def llama3_factors(scaling: Llama3Scaling, width: int, theta: float) -> list[flo
     return divisors
 
 
-def write_fields(model: config.Model) -> tuple[Fields, list[float] | None]:
-    """The fields that describe a model, the architecture first, and the factors of its rotary
-    frequencies."""
-    recipe, raw = write_published(model)
-    kind = recipe.name
-    need(
-        kind in CLASSES,
-        f"A GGUF file holds {', '.join(CLASSES)} as written here, not {kind}; save it as hf.",
-    )
-    raw = {key: value for key, value in raw.items() if value is not None}
-    gelu = raw.get("activation_function", "gelu_new") == "gelu_new"
-    need(
-        gelu and raw.get("bias", True),
-        "llama.cpp's gpt2 has biases and the GELU by tanh, which this model has not.",
-    )
-    need(
-        raw.get("sliding_window") is None,
-        "llama.cpp's layout for this model has no sliding window; save it as hf.",
-    )
-    scaling = getattr(config.stacks(model)["decoder"].position, "scaling", None)
-    need(
-        scaling is None or isinstance(scaling, Llama3Scaling),
-        "Only Llama 3's scaling of rotary frequencies is written to GGUF here; save it as hf.",
-    )
-    words = LEARNT if kind == "gpt2" else ROTARY
-    fields: Fields = {"general.architecture": kind}
-    fields |= {f"{kind}.{word}": raw[name] for name, word in words.items() if name in raw}
-    fields[f"{kind}.vocab_size"] = raw["vocab_size"]
-    if kind == "gpt2":
-        return fields, None
-    width = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    fields |= {f"{kind}.rope.dimension_count": width, f"{kind}.attention.value_length": width}
-    factors = scaling and llama3_factors(scaling, width, raw["rope_theta"])
-    return fields, factors
+def long_factor(factor: float, length: int) -> float:
+    """LongRoPE's multiplier of queries and keys, where a file says nothing."""
+    return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
 
 
-def table(model: config.Model, kind: str) -> Table:
-    """The names of the tensors of an architecture, and how queries and keys lie in them: the
-    family's own table by llama.cpp's names for what is published."""
-    from gguf import MODEL_ARCH, get_tensor_name_map
+# -------------------------------------------------------------------------------------- writing
 
-    attention = config.stacks(model)["decoder"].pattern[0].attention
-    heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads or attention.heads}
-    names = get_tensor_name_map(MODEL_ARCH[kind.upper()], 1)
+
+def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors, Fields]:
+    """The fields that describe a model, the architecture first, the factors of its rotary
+    frequencies, and the entry that describes it."""
+    recipe, raw = write_published(model, family)
+    entries = [
+        entry for entry in ENTRIES if entry["recipe"] == recipe.name and entry.get("only") != "read"
+    ]
+    need(
+        bool(entries),
+        f"A GGUF file holds {', '.join(ARCHITECTURES)} as written here, not {recipe.name}; save it as hf.",
+    )
+    entry, fields = entries[-1], dict(entries[-1].get("filled", {}))
+    raw |= {"rope_theta": rotary_of(model).theta}
+    for word, field in entry["all"].items():
+        value = _to_field(word, raw.get(word), raw, entry)
+        if value is not None:
+            fields[field] = float(value) if REAL.fullmatch(field) else value
+    fields["vocab_size"] = raw["vocab_size"]
+    width, factors = _width(fields), {}
+    fields |= {
+        field: _product(value, {**raw, **fields})
+        for field, value in entry.get("written", {}).items()
+    }
+    scaling = rotary_of(model).scaling
+    match scaling:
+        case Llama3Scaling():
+            factors = {FACTORS: llama3_factors(scaling, width, fields["rope.freq_base"])}
+        case LinearScaling() | YarnScaling():
+            table = write_scaling(scaling) or {}
+            fields["rope.scaling.type"] = table["rope_type"]
+            fields |= {
+                f"rope.scaling.{field}": table[word]
+                for word, field in SCALINGS.items()
+                if word in table
+            }
+        case LongRopeScaling():
+            factors = {file: getattr(scaling, name) for name, file in LONG_FACTORS.items()}
+            usual = long_factor(scaling.factor, scaling.original_context)
+            fields[ATTN_FACTOR] = scaling.attention_factor or usual
+    mode = getattr(getattr(model, "pool", None), "mode", None)
+    for number, name in POOLS.items():
+        fields |= {POOLING: number} if name == mode else {}
+    kind = entry["architecture"]
+    return (
+        {"general.architecture": kind} | {f"{kind}.{key}": value for key, value in fields.items()},
+        factors,
+        entry,
+    )
+
+
+def _to_field(word: str, value: Any, raw: Fields, entry: Fields) -> Any:
+    """A field's value, of its word's."""
+    if word == "layer_types" and "kinds" in entry:
+        return [raw["num_key_value_heads"] * entry["kinds"].index(kind) for kind in value]
+    if word == "layer_types":
+        slides = [kind == "sliding_attention" for kind in value or ()]
+        return slides if any(slides) else None
+    if word in SHARES:
+        width = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+        return int(value * width)
+    return value
+
+
+def check(model: config.Model, fields: Fields, shapes: Shapes, factors: Factors) -> Fields:
+    """The entry that describes the model in a file; UserError for what its fields do not say.
+
+    FACTORS say all of a scaling, also where ``read_config`` cannot name it.
+    """
+    kind, exact = fields["general.architecture"], FACTORS in factors
+    back, entry = read_config(fields, shapes, {} if exact else factors, "The file")
+    sides = (serial.to_dict(plain(side)) for side in (model, back))
+    for path, value, back_value in differences(*sides):
+        name = path.rpartition(".")[2]
+        near = isinstance(value, float) and isinstance(back_value, float)
+        need(
+            path in ("context", "pool.normalize")
+            or name in ("dropout", "balance_loss")
+            or (exact and path == "decoder.position.scaling")
+            or (near and math.isclose(value, back_value, rel_tol=1e-6)),  # fp32 in the file
+            f"llama.cpp's {kind} has no words for {path} = {str(value)[:60]}; save it as hf.",
+        )
+    return entry
+
+
+def is_later(name: str, model: config.Model) -> bool:
+    """True for a tensor of a block after the model's last, which predicts later tokens."""
+    block = re.match(r"blk\.(\d+)\.", name)
+    return block is not None and int(block[1]) >= len(blocks_of(model))
+
+
+def table(model: config.Model, entry: Fields) -> Table:
+    """The names of the tensors of an architecture, and how they lie: the family's own table by
+    llama.cpp's names for what is published."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    heads: dict[str, int] = {}
+    for block in blocks_of(model):
+        layer: Any = block.attention
+        if isinstance(layer, config.Attention):
+            heads |= {"attn_q": layer.heads, "attn_k": layer.kv_heads or layer.heads}
+        heads["ssm_norm"] = getattr(layer, "groups", heads.get("ssm_norm", 1))
+    architectures = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
+    names = get_tensor_name_map(architectures[entry["architecture"]], 1)
     renamed = []
-    for rule in RECIPES[kind].table(model).rules:
-        published, _, end = rule.file_name.replace("{i}", "0").rpartition(".")
-        name = str(names.get_name(published)).replace("blk.0.", "blk.{i}.")
-        axes = {"weight": "(h d 2) c -> (h 2 d) c", "bias": "(h d 2) -> (h 2 d)"}[end]
-        count = heads.get(name.rpartition(".")[2]) if kind == "llama" else None
-        rule = replace(rule, file_name=f"{name}.{end}", transpose=False)
-        renamed.append(replace(rule, axes=axes, heads=count) if count else rule)
+    for rule in RECIPES[entry["recipe"]].table(model).rules:
+        for name, params in _names(rule, entry, names):
+            plain_name = name.removeprefix("blk.{i}.")
+            tensor, _, end = plain_name.partition(".")
+            axes = rule.axes if params == rule.param_names else ""
+            axes, numbers = (*entry.get("turned", {}).get(plain_name, [axes]), "")[:2]
+            if tensor in ("attn_q", "attn_k") and entry.get("rotated"):
+                axes = {"weight": "(h d 2) c -> (h 2 d) c", "bias": "(h d 2) -> (h 2 d)"}[end]
+            if entry.get("offset") and plain_name.endswith("norm.weight"):
+                numbers = "1 + x"
+            count = heads.get(tensor, rule.heads)
+            renamed.append(NameRule(name, params, axes=axes, heads=count, numbers=numbers))
     copies = (("output.weight", "token_embd.weight"),)
-    return Table(tuple(renamed), ignore=(FACTORS,), copies=copies)
+    return Table(tuple(renamed), ignore=(FACTORS, *LONG_FACTORS.values()), copies=copies)
+
+
+def _names(rule: NameRule, entry: Fields, names: Any) -> list[tuple[str, str | tuple[str, ...]]]:
+    """llama.cpp's names for the tensors of a rule, and the parameters in each."""
+    for end, name in entry.get("names", {}).items():
+        if rule.file_name.endswith("." + end) and isinstance(name, list):
+            return [
+                (f"blk.{{i}}.{layer}", param) for layer, param in zip(name, rule.params, strict=True)
+            ]
+        if rule.file_name.endswith("." + end):
+            return [(f"blk.{{i}}.{name}", rule.param_names)]
+    published = rule.file_name.replace("{i}", "0").replace(".{e}", "")
+    for spelling in (published, published.partition(".")[2]):
+        if name := names.get_name(spelling, (".weight", ".bias")):
+            return [(name.replace("blk.0.", "blk.{i}."), rule.param_names)]
+    return []

@@ -66,10 +66,10 @@ WORDS_OF_BLOOM = cut(r" ?[^(\s|.,!?…。，、।۔،)]+")
 SPLITS: dict[str, list[Spec]] = {
     name: steps
     for names, steps in (
-        ("gpt-2 phi-2 roberta-bpe mpt olmo", [GPT2]),
+        ("gpt-2 phi-2 roberta-bpe mpt olmo exaone4 granite-docling", [GPT2]),
         ("starcoder refact command-r smollm", [DIGITS, GPT2]),
         (
-            "llama-bpe llama3 llama-v3 dbrx smaug-bpe chatglm-bpe glm4",
+            "llama-bpe llama3 llama-v3 dbrx smaug-bpe chatglm-bpe glm4 lfm2",
             [cut(WORDS.format(digits="{1,3}")), BYTES],
         ),
         ("qwen2 deepseek-r1-qwen megrez stablelm2", [cut(WORDS.format(digits="")), BYTES]),
@@ -104,7 +104,7 @@ SPLITS: dict[str, list[Spec]] = {
 """How a byte-level BPE splits a text, by the file's name for it: as the models' own tokenizer.json
 say it."""
 # a word that is an entry needs no merges
-WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken"}
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken", "lfm2"}
 COMPOSED = {"mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "megrez"}  # Unicode NFC first
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -38,6 +38,11 @@ MODEL_DTYPES = {
     "float64": torch.float64,
 }
 Device = torch.device | str | None
+NUMBERS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "1 + x": (lambda tensor: tensor - 1, lambda tensor: tensor + 1),
+    "-exp(x)": (lambda tensor: (-tensor).log(), lambda tensor: -tensor.exp()),
+}
+"""What files hold of a number: from it, and to it."""
 
 # ------------------------------------------------------------------------------------- the table
 
@@ -87,12 +92,14 @@ class Link:
         source, _, target = self.rule.axes.partition("->")
         tensor = tensor.transpose(-1, -2) if self.rule.transpose else tensor
         tensor = _rearrange(tensor, source, target, self.rule.heads) if target else tensor
+        tensor = NUMBERS[self.rule.numbers][0](tensor) if self.rule.numbers else tensor
         # as a whole, so that the parts are views of one tensor
         return tensor.contiguous() if target or self.rule.transpose else tensor
 
     def _turn_back(self, tensor: Tensor) -> Tensor:
         source, _, target = self.rule.axes.partition("->")
         tensor = _rearrange(tensor, target, source, self.rule.heads) if target else tensor
+        tensor = NUMBERS[self.rule.numbers][1](tensor) if self.rule.numbers else tensor
         return tensor.transpose(-1, -2) if self.rule.transpose else tensor
 
 

@@ -1,4 +1,4 @@
-import{A as b,B as t,O as M,T as v,d as R,z as A}from"./chunk-WEXD77UF.js";import{Q as x,X as $,Z as C,_ as I,c as g,e as f,i as y,q as E,ra as k,s as T}from"./chunk-B5CLA7JM.js";var S=800,L=`English and CAPITALIZATION
+import{A as b,B as t,O as M,T as v,d as R,z as A}from"./chunk-OFZX4MK4.js";import{Q as x,X as $,Z as C,_ as I,c as g,e as f,i as y,q as E,ra as k,s as T}from"./chunk-MHZAV6QU.js";var S=800,L=`English and CAPITALIZATION
 🎵 鸟
 show_tokens False None elif == >= else: two tabs:"		" Three tabs: "			"
 12.0*50=600`,K=[["test text",L],["raw text","This raw text will be tokenized"],["a sentence","The animal didn't cross the street because it was too tired"],["numbers","3.14159 + 2,718 = 2721.14159; 1,000,000 / 7 = 142857.14"],["languages","Ein Mann fährt Rad. Привет, мир! 你好，世界。 مرحبا بالعالم"],["code",`def add(a: int, b: int) -> int:

@@ -1,1 +1,0 @@
-import{c as e,d as o,e as a}from"./chunk-RA3ZO6WX.js";import{M as i,m as n}from"./chunk-B5CLA7JM.js";var p=n(()=>e("sequential",i.value)),f=n(()=>e("diverging",i.value)),s=(r,t)=>r[Math.max(0,Math.min(255,Math.round(t*255)))];function g(r,t){return o(s(r,t))}function d(r,t){return a(s(r,t))}export{p as a,f as b,g as c,d};

@@ -1,0 +1,1 @@
+import{a,b,c}from"./chunk-COVJAP3Z.js";import"./chunk-BSC2MR5W.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-5FMKQZ43.js";import"./chunk-BWUUWG4V.js";import"./chunk-RA3ZO6WX.js";import"./chunk-OFZX4MK4.js";import"./chunk-MHZAV6QU.js";export{c as Heads,b as Train,a as joined};

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-FE7DQW57.js";import"./chunk-LWJIETDG.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-5FMKQZ43.js";import"./chunk-KZCC3O2K.js";import"./chunk-RA3ZO6WX.js";import"./chunk-WEXD77UF.js";import"./chunk-B5CLA7JM.js";export{c as Heads,b as Train,a as joined};

@@ -52,7 +52,7 @@ APART = {
     "step",
 }
 """What keeps requests apart, and what runs when all else failed."""
-CROWDS = ("gemma2", "t5", "gru", "mixer")
+CROWDS = ("gemma2", "t5", "labels", "gru", "mixer")
 NOT_REACHED = {"Worker._plan", "Worker._encode", "Runner.read", "encoder.check_encode"}
 NOT_REACHED |= {
     "Scheduler.plan",
@@ -179,6 +179,8 @@ def requests(name):
             Request([1], [3, 5, 8], n=2, max_new=4, seed=3),
             Request([1], [2, 2], beams=2, max_new=4, seed=9),
         ]
+    if name == "labels":
+        return [Encode([5, 6, end, 2], output="labels") for end in range(3, 6)]
     if name == "gru":
         return [
             Request([number, 5, 6], n=2, max_new=5, seed=number, sampling=warm)
@@ -230,6 +232,10 @@ def engine_of(name: str) -> Engine:
     """With windows and few pages, with sources, or of states."""
     if name == "mixer":
         return Engine(mixer_model(), step_tokens=40, max_sequences=3)
+    if name == "labels":  # of an encoder-decoder, both of whose sides read the text
+        pool = config.Pool("last", "tanh", labels=3, bias=True, eos=2)
+        labelled = dataclasses.replace(tiny.ALL["t5"], head=None, pool=pool)
+        return Engine(tiny.model(labelled), step_tokens=40, max_sequences=3)
     if name in ("t5", "gru"):
         return Engine(tiny.model(tiny.ALL[name]), step_tokens=40, max_sequences=3)
     model = tiny.model(dataclasses.replace(tiny.ALL["gemma2"], embed=Embed(300)))

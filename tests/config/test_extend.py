@@ -3,8 +3,10 @@ package do."""
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import json
+import os
 import re
 import shutil
 import signal
@@ -109,6 +111,19 @@ def test_a_file_that_fails_is_told_in_a_sentence(forgotten, tmp_path, name, cont
         (tmp_path / name).write_text(content)
     with mistake(message):
         glassformer.use(tmp_path / name)
+
+
+def test_a_file_that_was_edited_within_a_second_is_read_anew(forgotten, tmp_path, monkeypatch):
+    """Saved bytecode knows a file by its second and its size."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "mine.py"
+    for value in "12":
+        file.write_text(f"import builtins\nbuiltins.edited = {value}\n")
+        os.utime(file, (10**9, 10**9))
+        extend._USED.clear()
+        glassformer.use(file)
+        assert str(builtins.edited) == value
+    del builtins.edited
 
 
 def test_a_file_is_run_once(forgotten, tmp_path):

@@ -6,7 +6,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from ..core.errors import UserError
+from ..core.errors import UserError, need
+from ..core.files import SourceLoader
 
 _USED: set[Path] = set()
 
@@ -34,9 +35,9 @@ def use(path: str | Path) -> None:
     if file in _USED:
         return
     name = f"glassformer_used_{len(_USED)}_{file.stem}"
-    spec = spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{path} is not a Python file; its name must end in .py.")
+    need(file.suffix == ".py", f"{path} is not a Python file; its name must end in .py.")
+    spec = spec_from_file_location(name, file, loader=SourceLoader(name, str(file)))
+    assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[name] = module  # annotations are looked up there
     try:

@@ -394,7 +394,8 @@ def _names(rule: NameRule, entry: Fields, names: Any) -> list[tuple[str, str | t
     for end, name in entry.get("names", {}).items():
         if rule.file_name.endswith("." + end) and isinstance(name, list):
             return [
-                (f"blk.{{i}}.{layer}", param) for layer, param in zip(name, rule.params, strict=True)
+                (f"blk.{{i}}.{layer}", param)
+                for layer, param in zip(name, rule.params, strict=True)
             ]
         if rule.file_name.endswith("." + end):
             return [(f"blk.{{i}}.{name}", rule.param_names)]

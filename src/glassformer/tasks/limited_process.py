@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ..core.errors import UserError
+from ..core.files import SourceLoader
 
 MOST = 10_000  # bytes of printing that are kept
 MEMORY = 2 << 30  # bytes that a job may take beyond what is loaded
@@ -214,7 +215,8 @@ def _collect(end: int, printed: bytearray) -> None:
 
 def load(path: str | Path, name: str) -> ModuleType:
     """Run a file as a module."""
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from glassformer.commands import doctor
+from glassformer.core.errors import UserError
 from glassformer.fast import kernels
+from glassformer.formats import checkpoint, resolve
 from glassformer.formats.resolve import MODELS
 
 
@@ -56,6 +58,20 @@ def test_a_fault_that_stops_several_steps_is_said_once(terminal, tmp_path):
     (folder / "config.json").write_text("{broken")
     (sentence,) = terminal.json(f"doctor {folder}", code=1)["refused"]
     assert "config.json is not valid JSON" in sentence and sentence.endswith("restore the file.")
+
+
+def test_faults_are_told_apart_where_nothing_says_how_to_mend_them(monkeypatch):
+    def fails(sentence):
+        def raising(*args):
+            raise UserError(sentence)
+
+        return raising
+
+    monkeypatch.setattr(resolve, "resolve", lambda name: MODELS / "tiny-stories")
+    monkeypatch.setattr(checkpoint.Checkpoint, "open", fails("One is broken."))
+    monkeypatch.setattr(checkpoint, "open_tokenizer", fails("Another is broken."))
+    refused = doctor.model_info("any")["refused"]
+    assert refused == ["One is broken.", "Another is broken."]
 
 
 def test_what_of_a_model_loads(terminal, tmp_path):

@@ -64,7 +64,7 @@ def model_info(name: str) -> dict[str, Any]:
         try:
             return step()
         except UserError as error:
-            fault = str(error).rpartition("; ")[0]  # what follows says how to mend it
+            fault = str(error).rsplit("; ", 1)[0]  # what follows says how to mend it
             if not any(sentence.startswith(fault) for sentence in refused):
                 refused.append(str(error))
 

@@ -69,6 +69,7 @@ def train(
     tokenizer.save(out)
     vocabulary = comparison.count(tokenizer)
     path = str(out / "tokenizer.json")
+    base = count_noun(vocabulary.base, "piece")
     return CommandOutput(
         {
             "kind": kind,
@@ -76,9 +77,7 @@ def train(
             "special": vocabulary.special,
             "file": path,
         },
-        [
-            f"{kind}: {count_noun(vocabulary.base, 'piece')}, {vocabulary.special} special, in {path}"
-        ],
+        [f"{kind}: {base}, {vocabulary.special} special, in {path}"],
     )
 
 
@@ -102,13 +101,10 @@ def sizes(
     from ..sight.tokens import vocabulary_size
 
     kind = _kind(kind, trainers.SIZED)
-    measured = vocabulary_size.sizes(
-        kind, _texts(names, "sizes", field, separator), sizes or vocabulary_size.USUAL, dim
-    )
-    return CommandOutput(
-        {"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured]},
-        _table(measured, dim),
-    )
+    texts = _texts(names, "sizes", field, separator)
+    measured = vocabulary_size.sizes(kind, texts, sizes or vocabulary_size.USUAL, dim)
+    record = {"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured]}
+    return CommandOutput(record, _table(measured, dim))
 
 
 def _kind(kind: str | None, kinds: Sequence[str]) -> str:
@@ -126,12 +122,8 @@ def _texts(names: Sequence[str], verb: str, field: str, separator: str | None) -
         raise UserError(
             f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}."
         )
-    # the sources are opened at once, the texts one by one
-    return (
-        piece
-        for source in [find_corpus(name, field, separator) for name in names]
-        for piece in source.texts()
-    )
+    sources = [find_corpus(name, field, separator) for name in names]
+    return (piece for source in sources for piece in source.texts())
 
 
 def _table(sizes: Sequence[Size], dim: int) -> list[str]:

@@ -12,9 +12,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
 from typing import IO, Any, Literal
 
 from .errors import UserError
@@ -99,13 +97,6 @@ def read_text(path: Path, most: int = LARGEST) -> str:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return data.decode()
-
-
-class SourceLoader(SourceFileLoader):
-    """Compiles a Python file anew: saved bytecode stays valid where an edit keeps second and size."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def read_json(path: Path, fix: str = "restore the file") -> dict[str, Any]:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 import traceback
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from ..core.errors import UserError, need
-from ..core.files import SourceLoader
 
 _USED: set[Path] = set()
+
+
+class SourceLoader(SourceFileLoader):
+    """Compiles a Python file anew: saved bytecode stays valid where an edit keeps second and size."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def use(path: str | Path) -> None:

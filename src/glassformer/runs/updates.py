@@ -74,8 +74,8 @@ class WeightHistory:
 
 
 def _table(updates: Iterable[Update]) -> list[str]:
-    rows = [tuple(vars(update).values()) for update in updates]
-    return TableFigure("", [*Update.__dataclass_fields__], rows, (), FORM).lines()
+    names = [field.name for field in dataclasses.fields(Update)]
+    return TableFigure("", names, map(dataclasses.astuple, updates), (), FORM).lines()
 
 
 @dataclass(frozen=True)
@@ -245,9 +245,10 @@ def row_gradients(
     )
     state.model.train()
     for number, piece in enumerate(split(batch, train_config.accumulate)):
-        for is_other in ~torch.eye(len(piece.tokens), dtype=torch.bool):
+        for row in range(len(piece.tokens)):
             seed_piece(train_config.seed, state.step, number)
-            targets = piece.targets.masked_fill(is_other[:, None], -1)
+            targets = torch.full_like(piece.targets, -1)
+            targets[row] = piece.targets[row]
             alone = dataclasses.replace(piece, targets=targets).to(parameters[0].device)
             loss = objective.loss(state.model, alone, train_config.label_smoothing)
             yield list(torch.autograd.grad(loss.total, parameters, materialize_grads=True))

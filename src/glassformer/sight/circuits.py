@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -418,7 +418,7 @@ def _words(run: ModuleTrace, of_source: bool) -> list[str]:
 
 class _Held:
     """Runs of a model in which the rows of sites are held, but for a circuit's: at what they are in
-    another pass, or at their mean over the tokens. ``names`` are the addresses of all rows."""
+    another pass, or at their mean over the tokens. ``rows`` numbers all rows by their addresses."""
 
     def __init__(
         self,
@@ -428,7 +428,8 @@ class _Held:
         report: Callable[[], None],
     ) -> None:
         self.question, self.report = question, report
-        self.names = [site.name(place) for site in sites for place in np.ndindex(site.nodes)]
+        names = (site.name(place) for site in sites for place in np.ndindex(site.nodes))
+        self.rows = {name: number for number, name in enumerate(names)}
         self.fill = dict[Site, Tensor]()
         for site in sites:
             x = site.numbers
@@ -443,10 +444,11 @@ class _Held:
             )
             self.fill[site] = replacement.reshape(x.shape)
 
-    def answer(self, circuit: Container[str]) -> float:
+    def answer(self, circuit: Iterable[str]) -> float:
         """The answer by a circuit alone."""
         self.report()
-        run, is_inside = self.question.run, torch.tensor([name in circuit for name in self.names])
+        run, is_inside = self.question.run, torch.zeros(len(self.rows), dtype=torch.bool)
+        is_inside[[self.rows[name] for name in circuit if name in self.rows]] = True
         masks = torch.split(is_inside, [math.prod(site.nodes) for site in self.fill])
         pairs = zip(self.fill, masks, strict=True)
         edits = {site.address: partial(self._hold, site, mask) for site, mask in pairs}
@@ -470,7 +472,7 @@ def _prune(runs: _Held, flow: _Flow, bound: float) -> set[str]:
     total = runs.answer(names)
     for node in sorted(nodes, key=lambda node: abs(node.value)):
         without = names - {x.address for x in nodes if node.address in (x.address, x.head)}
-        if node.address in runs.names and abs(runs.answer(without) - total) < bound:
+        if node.address in runs.rows and abs(runs.answer(without) - total) < bound:
             names = without
     return names
 
@@ -550,7 +552,7 @@ def circuit(
         if greedy:
             names = _prune(runs, flow, bound)
             flow = _Flow(question, sites, lambda name, _: name in names, SMALL * bound, report)
-        every = set(runs.names)
+        every = set(runs.rows)
         members = every & flow.nodes.keys()
         pool = [  # what the answer depends on at all
             site.name(place)

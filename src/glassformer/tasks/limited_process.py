@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ..core.errors import UserError
-from ..core.files import SourceLoader
+from ..formats.extend import SourceLoader
 
 MOST = 10_000  # bytes of printing that are kept
 MEMORY = 2 << 30  # bytes that a job may take beyond what is loaded

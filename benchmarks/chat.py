@@ -1,7 +1,7 @@
 """A chat from nothing on two cores: docs/chat-in-an-hour.md.
 
     python benchmarks/chat.py --data     writes the conversations and sums into out/chat, seconds
-    python benchmarks/chat.py            and runs every command of the page, an hour; prints its tables
+    python benchmarks/chat.py            and runs every command of the page, some eight minutes; prints its tables
 
 What is finished in out/chat is not done again.
 

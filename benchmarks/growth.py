@@ -360,6 +360,7 @@ def main() -> int:
     parts: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, sizes in SIZES.items():
             if name.split()[0] not in args.parts:
                 continue

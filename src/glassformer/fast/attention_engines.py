@@ -65,12 +65,13 @@ ENGINES = (
     AttentionEngine(
         "cpu_blocks", blocks_attention, _supports_blocks, _few_keys, for_slow_gradients=True
     ),
-    # PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py)
+    # PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py), until the scores
+    # of a block of queries leave the caches, which its own never do
     AttentionEngine(
         "prefill",
         prefill_attention,
         _bf16_prompt,
-        lambda inputs: True,
+        lambda inputs: inputs.k.shape[2] <= 8192,
         min_queries=cpu_blocks.BLOCK // 2,
     ),
 )

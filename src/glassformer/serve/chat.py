@@ -18,7 +18,6 @@ from .completions import (
     AnswerHead,
     Choice,
     Finish,
-    ScoredToken,
     UsageObject,
     answer,
     engine_request,
@@ -26,6 +25,7 @@ from .completions import (
 from .engine import Event
 from .inspecting import Inspection
 from .schemas import Count, GenerationRequest, Logprobs, Name, RequestBody, example
+from .scored_tokens import ScoredToken
 from .served_models import Context
 from .tools import THOUGHTS, AnswerReader, call_format, grammar
 

@@ -12,8 +12,9 @@ from typing_extensions import TypedDict
 
 from ..core.files import JsonObject
 from .asgi.body_errors import field_error
+from .asgi.event_stream import EventStream
 from .asgi.limits import MOST_MESSAGES
-from .asgi.replies import EventStream, refuse
+from .asgi.replies import refuse
 from .completions import (
     AnswerHead,
     Choice,

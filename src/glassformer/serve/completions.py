@@ -25,8 +25,9 @@ from ..core.errors import need
 from ..core.files import JsonObject
 from ..core.generation.sample import Sampling
 from . import grammars
+from .asgi.event_stream import EventStream, format_event
 from .asgi.limits import MOST_CONTINUATIONS, MOST_SCORES, SCORE_BYTES
-from .asgi.replies import EventStream, format_event, refuse, to_json
+from .asgi.replies import refuse, to_json
 from .engine import Event, Request, RequestHandle, Usage
 from .inspecting import Inspection, Inspector, with_inspection
 from .schemas import CompletionRequest, GenerationRequest

@@ -24,9 +24,10 @@ from glassformer.core.generation.sample import Sampling
 from glassformer.serve.asgi.replies import to_json
 from glassformer.serve.engine import Request, RequestHandle
 from glassformer.serve.inspecting import Inspector, with_inspection
+from glassformer.serve.loading import open_models
 from glassformer.serve.page.models import shipped
 from glassformer.serve.schemas import CompletionRequest
-from glassformer.serve.served_models import EngineLimits, ServedModel, open_models
+from glassformer.serve.served_models import EngineLimits, ServedModel
 
 
 def processor(thread: int) -> float:

@@ -239,7 +239,8 @@ def test_a_completion_over_http_is_read_in_an_afternoon():
     testclient = pytest.importorskip("starlette.testclient")
     pytest.importorskip("llguidance")
     from glassformer.serve.app import application
-    from glassformer.serve.served_models import EngineLimits, open_models
+    from glassformer.serve.loading import open_models
+    from glassformer.serve.served_models import EngineLimits
 
     with watched() as walk:  # before the engine's thread begins, so that it is watched too
         registry = open_models([str(SRC / "models" / "tiny")], EngineLimits(64, 2, 4, 1 << 24))

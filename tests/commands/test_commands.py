@@ -30,6 +30,7 @@ from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train
 from glassformer.fast import device as devices
 from glassformer.formats import store
+from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.data import find as find_corpus
 from glassformer.runs import run_file, settings
 from glassformer.sight.edits import head_off, mlp_off, swap_token
@@ -295,16 +296,16 @@ def test_the_device_is_chosen_said_and_refused(model, tmp_path, terminal, monkey
     ):
         assert message in terminal.refused(f"{line} --device {name}")
     requests = []
-    real = store.load
+    real = Checkpoint.model
 
-    def load(name, **options):
+    def load(checkpoint, **options):
         requests.append(str(options["device"]))
-        return real(name, **(options | {"device": "cpu"}))
+        return real(checkpoint, **(options | {"device": "cpu"}))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretended GPU")
-    monkeypatch.setattr(store, "load", load)
+    monkeypatch.setattr(Checkpoint, "model", load)
     for words in ("generate {} Once", "look {} Once *.q", "embed {} Once", "eval {} --data {}"):
         for device, option in (("cuda", ""), ("cuda:1", "--device cuda:1")):
             terminal(f"{words.format(model, __file__)} {option}")

@@ -14,8 +14,8 @@ import pytest
 
 import glassformer
 from glassformer.core.tokenizer import train
-from glassformer.serve.completions import TokenBuffer
 from glassformer.serve.engine import Event
+from glassformer.serve.scored_tokens import TokenBuffer
 
 from .conftest import events
 

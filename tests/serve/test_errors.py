@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from glassformer.serve import app, chat, completions, inspecting, searching, served_models
+from glassformer.serve import app, chat, completions, inspecting, loading, searching, served_models
 from glassformer.serve.asgi import replies
 from glassformer.serve.engine import looks
 from glassformer.serve.prometheus import Metrics
@@ -41,7 +41,7 @@ COMPUTED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def client(chat_model, other_models):
-    models = served_models.open_models(
+    models = loading.open_models(
         [str(chat_model), *map(str, other_models.values())],
         served_models.EngineLimits(),
         dtype="float32",
@@ -204,9 +204,7 @@ def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
         return submit(engine, requests)
 
     monkeypatch.setattr(served_models, "submit", submitted)
-    models = served_models.open_models(
-        [str(chat_model)], served_models.EngineLimits(), dtype="float32"
-    )
+    models = loading.open_models([str(chat_model)], served_models.EngineLimits(), dtype="float32")
     outer, _ = app.application(models, "0", hosts=None, keys=["secret-1", "secret-2"])
     try:
         for address, key in (("1.1.1.1", 1), ("2.2.2.2", 1), ("1.1.1.1", 2)):

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from glassformer.serve.asgi.replies import EventStream, format_event
+from glassformer.serve.asgi.event_stream import EventStream, format_event
 from glassformer.serve.responses import ResponseRequest, ResponseWriter
 
 from .test_tools import CHAT, OFFERED, live  # noqa: F401

@@ -17,8 +17,9 @@ from glassformer.formats import store, tuning
 from glassformer.serve.asgi.limits import LONGEST_NAME
 from glassformer.serve.asgi.replies import HttpError
 from glassformer.serve.engine import Engine, Request
+from glassformer.serve.loading import model_id, open_models
 from glassformer.serve.page.models import shipped
-from glassformer.serve.served_models import EngineLimits, Registry, model_id, open_models
+from glassformer.serve.served_models import EngineLimits, Registry
 from seeding import generator_from
 
 from .conftest import TEMPLATE, events, started

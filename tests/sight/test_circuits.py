@@ -28,7 +28,7 @@ from glassformer.core.nn import Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import circuit, circuits, edits, head_scores, look
-from glassformer.sight.looking import token_ids
+from glassformer.sight.inputs import token_ids
 from mistakes import mistake
 from seeding import generator_from
 from tiny import inputs_of

@@ -39,7 +39,7 @@ from glassformer.sight.edits import (
     steer,
     swap_token,
 )
-from glassformer.sight.looking import token_ids
+from glassformer.sight.inputs import token_ids
 from glassformer.sight.reading import Reading, build_hooks
 from glassformer.tasks.evaluation import likelihoods, score
 from glassformer.tasks.predictions import classify, tag

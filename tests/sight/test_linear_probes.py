@@ -164,7 +164,7 @@ def test_accuracy_is_scikit_learns_on_the_values_of_look(name, position):
 
 
 def _ids(model, tokenizer, text):
-    from glassformer.sight.looking import token_ids
+    from glassformer.sight.inputs import token_ids
 
     return token_ids(model, tokenizer, text)
 

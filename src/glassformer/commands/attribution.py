@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from .common import CommandOutput
 from .options import Edits, ModelOptions, Text
-from .parsing import Count
+from .parsing import CommandOutput, Count
 
 EXAMPLES = (
     'glassformer attribution tiny "O Romeo, Romeo! wherefore art"',

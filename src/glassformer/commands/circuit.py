@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .common import CommandOutput
 from .options import ModelOptions, Text
-from .parsing import Whole, Words
+from .parsing import CommandOutput, Whole, Words
 
 EXAMPLES = (
     'glassformer circuit tiny "O Romeo, Romeo! wherefore art" --answer " thou" --instead " you"',

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..core.errors import need
-from .common import CommandOutput, progress_counter
+from .common import progress_counter
 from .options import Edits, ModelOptions, Texts
-from .parsing import Count, Words
+from .parsing import CommandOutput, Count, Words
 from .sources import Prompts
 
 EXAMPLES = (

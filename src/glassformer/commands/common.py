@@ -1,15 +1,12 @@
-"""How the commands print results and notes, and the files and folders that they write."""
+"""What commands write to files and folders, and how they count in a terminal."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..core import files
 from ..core.errors import UserError, need
@@ -17,37 +14,6 @@ from ..core.errors import note as note
 from ..sight import text_table as text_table
 
 REPORT_INTERVAL = 30.0  # seconds without a word on standard error, where it is not a terminal
-
-
-@dataclass(frozen=True)
-class CommandOutput:
-    """A command's result: the value that ``--json`` prints, else the lines for a reader.
-
-    Either may be a function, called where it is printed. ``notes`` go to standard error before the
-    lines, ``ending`` after them.
-    """
-
-    value: Any
-    lines: Iterable[str] | Callable[[], Iterable[str]] = ()
-    notes: Iterable[str] = ()
-    ending: str = ""
-    exit_code: int = 0
-
-    def show(self, as_json: bool) -> None:
-        if as_json:
-            print_json(self.value() if callable(self.value) else self.value)
-            return
-        note_all(self.notes)
-        lines = list(self.lines() if callable(self.lines) else self.lines)
-        if lines:
-            print("\n".join(lines))
-        if self.ending:
-            note(self.ending)
-
-
-def note_all(lines: Iterable[str]) -> None:
-    for line in lines:
-        note(line)
 
 
 def write_picture(out: str | Path, content: str | bytes) -> None:
@@ -63,10 +29,6 @@ def write_picture(out: str | Path, content: str | bytes) -> None:
 def count_noun(number: int, noun: str) -> str:
     """``1 file``, ``2,000 files``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def progress_counter(noun: str = "tokens") -> Callable[[int], None]:

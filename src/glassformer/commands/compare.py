@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import need
-from .common import CommandOutput, text_table
+from .common import text_table
 from .eval import Evaluation, Lengths, format_number
 from .options import DeviceOptions, ModelOptions
-from .parsing import Count, Words
+from .parsing import CommandOutput, Count, Words
 from .train import write_sample
 from .words import learn_labels
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..core.errors import need
-from .common import CommandOutput
 from .options import ModelOptions
-from .parsing import Words
+from .parsing import CommandOutput, Words
 
 EXAMPLES = (
     'glassformer contexts tiny-encoder bank "We sat on the river bank." "He took it to the bank."',

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, nearest, need
-from .common import CommandOutput, text_table
-from .parsing import Count, Words, split_settings
+from .common import text_table
+from .parsing import CommandOutput, Count, Words, split_settings
 
 if TYPE_CHECKING:
     from ..core.config import Model

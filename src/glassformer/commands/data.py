@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..core.errors import UserError, need
-from .common import CommandOutput, count_noun, text_table
+from .common import count_noun, text_table
 from .options import Columns, Separator
+from .parsing import CommandOutput
 from .sources import file_or_input, find_corpus
 
 EXAMPLES = (

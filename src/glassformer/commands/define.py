@@ -3,8 +3,8 @@ number of a model."""
 
 from __future__ import annotations
 
-from .common import CommandOutput, text_table
-from .parsing import Words
+from .common import text_table
+from .parsing import CommandOutput, Words
 
 EXAMPLES = (
     'glassformer define "causal mask"',

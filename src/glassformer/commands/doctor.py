@@ -11,7 +11,8 @@ from typing import Any
 
 from .. import __version__
 from ..core.errors import UserError
-from .common import CommandOutput, note_all, text_table
+from .common import text_table
+from .parsing import CommandOutput, note_all
 
 EXAMPLES = ("glassformer doctor", "glassformer doctor --json", "glassformer doctor tiny-stories")
 USAGE = "glassformer doctor [MODEL] [--json]"

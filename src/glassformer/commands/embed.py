@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .common import CommandOutput, count_noun, progress_counter
+from .common import count_noun, progress_counter
 from .options import Edits, ModelOptions, Texts
-from .parsing import Count
+from .parsing import CommandOutput, Count
 from .sources import Prompts
 
 EXAMPLES = (

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from ..core.errors import need, note
 from . import common
-from .common import CommandOutput, count_noun, progress_counter, text_table
+from .common import count_noun, progress_counter, text_table
 from .options import Columns, Edits, ModelOptions, Separator
-from .parsing import Count, Whole
+from .parsing import CommandOutput, Count, Whole
 from .sources import file_or_input, find_corpus, read_examples
 
 EXAMPLES = (

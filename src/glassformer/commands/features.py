@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import need, note
-from .common import CommandOutput, is_terminal, new_file, progress_counter
+from .common import is_terminal, new_file, progress_counter
 from .options import Edits, ModelOptions, Separator
+from .parsing import CommandOutput
 from .sources import find_corpus
 
 EXAMPLES = (

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ..core.errors import need
-from .common import CommandOutput
 from .options import ModelOptions, Texts
-from .parsing import Count
+from .parsing import CommandOutput, Count
 from .sources import Prompts
 
 EXAMPLES = ('glassformer fill tiny-encoder "There was a little ___ named Lily."',)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import mute, need, note
 from ..sight.labels import display_texts, pieces
-from .common import count_noun, new_file, print_json, progress_counter
+from .common import count_noun, new_file, progress_counter
 from .options import Edits, ModelOptions, Texts
-from .parsing import Count, Whole, Words
+from .parsing import Count, Whole, Words, print_json
 from .sources import read_prompts
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from .common import CommandOutput
 from .options import ModelOptions
-from .parsing import Count
+from .parsing import CommandOutput, Count
 
 EXAMPLES = (
     "glassformer heads tiny",

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, need, note
-from .common import CommandOutput, count_noun, progress_counter, text_table
+from .common import count_noun, progress_counter, text_table
+from .parsing import CommandOutput
 from .sources import read_prompts
 
 EXAMPLES = (

@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, need, note
-from .common import (
-    CommandOutput,
-    count_noun,
-    is_terminal,
-    new_file,
-)
+from .common import count_noun, is_terminal, new_file
 from .options import Columns, Edits, ModelOptions, Separator, Texts, edits_suffix
-from .parsing import Words
+from .parsing import CommandOutput, Words
 from .sources import find_corpus, read_examples
 
 EXAMPLES = (

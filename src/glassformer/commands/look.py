@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need
 from ..sight.labels import display_texts
-from .common import CommandOutput, ascii_only, write_picture
+from .common import ascii_only, write_picture
 from .options import Edits, ModelOptions, Text
-from .parsing import Words
+from .parsing import CommandOutput, Words
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from ..core.errors import UserError
-from .common import CommandOutput, ascii_only, supports_colour, text_table, write_picture
-from .parsing import Words
+from .common import ascii_only, supports_colour, text_table, write_picture
+from .parsing import CommandOutput, Words
 
 EXAMPLES = (
     'glassformer masks "window(4) | every(8)" --length 32',

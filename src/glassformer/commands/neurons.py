@@ -3,9 +3,9 @@ greatest."""
 
 from __future__ import annotations
 
-from .common import CommandOutput, is_terminal, progress_counter
+from .common import is_terminal, progress_counter
 from .options import ModelOptions, Separator
-from .parsing import Words
+from .parsing import CommandOutput, Words
 from .sources import find_corpus
 
 EXAMPLES = (

@@ -68,12 +68,15 @@ class ModelOptions(DeviceOptions):
     def load(self, **options: Any) -> tuple[Any, Any]:
         """Returns the model with its tokenizer or None."""
         from ..fast import device as devices
-        from ..formats import resolve, store
+        from ..formats import resolve
+        from ..formats.checkpoint import Checkpoint
 
         if hint := resolve.of_run(self.model):
             note(hint)
         device = devices.find(self.device)
-        model, tokenizer = store.load(self.model, dtype=self.dtype, device=device, **options)
+        checkpoint = Checkpoint.open(self.model)
+        model = checkpoint.model(dtype=self.dtype, device=device, **options)
+        tokenizer = checkpoint.tokenizer()
         if self.device or self.dtype or device.type != "cpu":  # else there was nothing to choose
             kind = str(next(model.parameters()).dtype).removeprefix("torch.")
             note(f"{self.model} computes on {devices.title(device)} in {kind}.")

@@ -1,23 +1,23 @@
-"""How the command line's words are read, and what is said to a slip."""
+"""How the command line's words are read, what is said to a slip, and how a result is printed."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import os
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from ..core.errors import UserError, mute, nearest, need
-from .common import CommandOutput
+from ..core.errors import UserError, mute, nearest, need, note
 
 
 class Parser(argparse.ArgumentParser):
@@ -241,6 +241,41 @@ def add_arguments(parser: Parser, function: Callable[..., Any], shared: str) -> 
     add(function)
     if "CommandOutput" in str(inspect.signature(function).return_annotation):
         parser.add_argument("--json", action="store_true", help=explained["json"][2])
+
+
+@dataclass(frozen=True)
+class CommandOutput:
+    """A command's result: the value that ``--json`` prints, else the lines for a reader.
+
+    Either may be a function, called where it is printed. ``notes`` go to standard error before the
+    lines, ``ending`` after them.
+    """
+
+    value: Any
+    lines: Iterable[str] | Callable[[], Iterable[str]] = ()
+    notes: Iterable[str] = ()
+    ending: str = ""
+    exit_code: int = 0
+
+    def show(self, as_json: bool) -> None:
+        if as_json:
+            print_json(self.value() if callable(self.value) else self.value)
+            return
+        note_all(self.notes)
+        lines = list(self.lines() if callable(self.lines) else self.lines)
+        if lines:
+            print("\n".join(lines))
+        if self.ending:
+            note(self.ending)
+
+
+def note_all(lines: Iterable[str]) -> None:
+    for line in lines:
+        note(line)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def execute(parser: Parser, words: Sequence[str]) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from ..core.errors import UserError, need
-from .common import CommandOutput
 from .options import ModelOptions
-from .parsing import Whole, Words
+from .parsing import CommandOutput, Whole, Words
 
 EXAMPLES = (
     'glassformer patch out/mine "The dog is" "The dogs are" --answer " here" --wrong " there"',

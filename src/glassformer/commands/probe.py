@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from ..core.errors import need, note
-from .common import CommandOutput, is_terminal, new_file
+from .common import is_terminal, new_file
 from .options import Columns, ModelOptions
-from .parsing import Words
+from .parsing import CommandOutput, Words
 from .sources import read_examples
 
 EXAMPLES = (

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import files
 from ..core.errors import need, note
-from .common import CommandOutput, is_terminal, new_file, new_folder, text_table
+from .common import is_terminal, new_file, new_folder, text_table
 from .options import note_untrained
-from .parsing import Count, Whole, Words
+from .parsing import CommandOutput, Count, Whole, Words
 from .sources import read_examples
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .common import CommandOutput, text_table
-from .parsing import Words
+from .common import text_table
+from .parsing import CommandOutput, Words
 
 EXAMPLES = ("glassformer recipes --types", "glassformer recipes --json")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .common import CommandOutput
 from .options import Edits, ModelOptions, Text, edits_suffix
+from .parsing import CommandOutput
 
 EXAMPLES = (
     'glassformer saliency tiny "O Romeo, Romeo! wherefore art"',

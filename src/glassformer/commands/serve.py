@@ -101,7 +101,8 @@ def run(
     )
     device = options.for_engine()
     from ..serve import server
-    from ..serve.served_models import EngineLimits, open_models
+    from ..serve.loading import open_models
+    from ..serve.served_models import EngineLimits
 
     keys = None if api_key_file is None else server.keys_of(api_key_file)
     memory_bytes = None if memory is None else int(memory * (1 << 30))

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from ..core import files
 from ..core.errors import UserError, need
-from .common import note_all
 from .options import standard_input
+from .parsing import note_all
 
 LARGEST = 1 << 32  # bytes of a file of texts, which are held at once
 

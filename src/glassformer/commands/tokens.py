@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need, note
-from .common import CommandOutput, text_table
+from .common import text_table
 from .options import standard_input
-from .parsing import Words
+from .parsing import CommandOutput, Words
 from .sources import read_file
 from .vocabularies import sizes, train
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, need, note
 from ..sight.labels import pieces
-from .common import CommandOutput, progress_counter
+from .common import progress_counter
 from .options import Edits, ModelOptions, Texts
-from .parsing import Count
+from .parsing import CommandOutput, Count
 from .sources import Prompts
 
 if TYPE_CHECKING:

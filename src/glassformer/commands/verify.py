@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from .common import count_noun, print_json
+from .common import count_noun
 from .options import ModelOptions
-from .parsing import Count
+from .parsing import Count, print_json
 
 EXAMPLES = (
     "glassformer verify tiny",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, nearest, note
-from .common import CommandOutput, count_noun, new_folder, text_table
+from .common import count_noun, new_folder, text_table
 from .options import Separator
-from .parsing import Words
+from .parsing import CommandOutput, Words
 
 if TYPE_CHECKING:
     from ..sight.tokens.vocabulary_size import Size

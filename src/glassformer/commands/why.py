@@ -6,9 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ..core.errors import need, note
-from .common import CommandOutput
 from .options import Edits, ModelOptions, Text
-from .parsing import Count, Whole
+from .parsing import CommandOutput, Count, Whole
 
 EXAMPLES = (
     'glassformer why tiny "O Romeo, Romeo! wherefore art" "logits[2,5]"',
@@ -132,10 +131,7 @@ def _opened(tape: Any, address: str, up: int, terms: int) -> CommandOutput:
     if tape[address].numel() > 1:
         address = tape.largest(address)
         note(f"The largest of these numbers is {address}.")
-    return _steps(list(tape.why(address, up)), up, terms)
-
-
-def _steps(steps: list[Any], up: int, terms: int) -> CommandOutput:
+    steps = list(tape.why(address, up))
     records = [step.to_dict(terms) for step in steps]
     lines = "\n\n".join("\n".join(step.lines(terms)) for step in steps)
     return CommandOutput(records if up else records[0], [lines])

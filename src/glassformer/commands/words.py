@@ -10,9 +10,9 @@ from typing import Any
 
 from ..core.errors import UserError, need, note
 from . import common
-from .common import CommandOutput, count_noun, text_table
+from .common import count_noun, text_table
 from .options import Columns, ModelOptions, Separator
-from .parsing import Words
+from .parsing import CommandOutput, Words
 from .sources import file_or_input
 
 EXAMPLES = (

@@ -23,18 +23,6 @@ JsonObject = dict[str, Any]
 LARGEST = 1 << 28  # bytes of a file that is read whole; tokenizers and indexes have some millions
 
 
-def cache_home() -> Path:
-    """The folder of downloads and tokenised corpora; ``$GLASSFORMER_CACHE`` names another."""
-    named = os.environ.get("GLASSFORMER_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "glassformer"
-
-
-def data_home() -> Path | None:
-    """The user's folder of data that is then not downloaded (``$GLASSFORMER_DATA``), if set."""
-    named = os.environ.get("GLASSFORMER_DATA")
-    return Path(named).expanduser() if named else None
-
-
 def path_kind(path: Path) -> Literal["file", "folder", "other"] | None:
     """The kind of a path, None for nothing; UserError for a lost link, a locked folder, no path."""
     try:

@@ -252,10 +252,12 @@ class Checkpoint:
     def _files(self, mapped: bool = False) -> Files:
         """The folder's weights, as they were written."""
         from ..core.checkpoints.tensors import Files
-        from .mapped import MappedFiles
+        from . import mapped as mapping
 
         assert self.folder is not None
-        files = (MappedFiles if mapped else Files)(self.weights())
+        headers = self.weights()
+        large = any(entry.end >= mapping.SMALL for entry in headers.entries.values())
+        files = (mapping.MappedFiles if mapped and large else Files)(headers)
         verify(self.folder, "model", "adapter")  # a header that lies was named by now
         return files
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..core.checkpoints.headers import SMALL, Headers, damaged
+from ..core.checkpoints.headers import SMALL as SMALL
+from ..core.checkpoints.headers import Headers, damaged
 from ..core.checkpoints.tensors import DTYPES, Files
 from ..core.errors import need
 from ..core.nn.finite import check_weights

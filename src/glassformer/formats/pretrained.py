@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ..core import files
 from ..core.errors import UserError, nearest
 from ..core.tokenizer.tokenizer import Tokenizer
+from .data.corpus import data_home
 from .tokenizer_files import open
 
 # from the hub
@@ -98,7 +99,7 @@ def place(name: str, online: bool = False) -> Path | None:
 
 def _placed(name: str) -> Path | None:
     """The folder in the user's data, if it is there."""
-    home = files.data_home()
+    home = data_home()
     return home / f"tok-{name}" if home is not None and (home / f"tok-{name}").is_dir() else None
 
 

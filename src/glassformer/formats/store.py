@@ -68,10 +68,10 @@ def load(
         >>> model, tokenizer = glassformer.load("out/mine")
     """
     checkpoint = Checkpoint.open(name, context)
-    options: dict[str, Any] = {"bits": bits, "group": group, "head": head}
-    return checkpoint.model(
-        dtype=dtype, device=device, mapped=mapped, **options
-    ), checkpoint.tokenizer()
+    model = checkpoint.model(
+        dtype=dtype, device=device, mapped=mapped, bits=bits, group=group, head=head
+    )
+    return model, checkpoint.tokenizer()
 
 
 def digest(model: Model, frozen: bool = False) -> str:
@@ -121,8 +121,10 @@ def save(
     Example:
         >>> glassformer.save(model, "elsewhere", tokenizer)
     """
-    named: dict[str, Any] = {"labels": labels, "base": base, "source_tokenizer": source_tokenizer}
-    contents = {**contents_of(model, tokenizer, layout, **named), **(beside or {})}
+    contents = contents_of(
+        model, tokenizer, layout, labels=labels, base=base, source_tokenizer=source_tokenizer
+    )
+    contents |= beside or {}
     path = Path(folder).expanduser() / GENERATION
     if tokenizer is not None and (tokenizer.ends or path.is_file()):
         page = files.read_json(path) if path.is_file() else {}

@@ -369,7 +369,8 @@ def load_model(
             layout.quantize(model, link_bits)
             for name in link_bits:
                 del params[name]  # what was read of it is given back
-    check_when_used(model, mapped)
+    if mapped:
+        check_when_used(model, mapped)
     return model
 
 

@@ -2,6 +2,7 @@
 
 app            routes, openapi.json             schemas     request bodies and their fields
 completions    texts continued                 chat        conversations
+scored_tokens  log-probabilities of tokens     loading     models that a server begins with
 tools          calls of tools                  responses   conversations as items
 grammars       answers held to a schema
 prometheus     counters and histograms

@@ -12,13 +12,13 @@ from typing_extensions import TypedDict
 
 from ..core.files import JsonObject
 from .asgi.body_errors import field_error
+from .asgi.event_stream import EventStream
 from .asgi.limits import MOST_MESSAGES
-from .asgi.replies import EventStream, refuse
+from .asgi.replies import refuse
 from .completions import (
     AnswerHead,
     Choice,
     Finish,
-    ScoredToken,
     UsageObject,
     answer,
     engine_request,
@@ -26,6 +26,7 @@ from .completions import (
 from .engine import Event
 from .inspecting import Inspection
 from .schemas import Count, GenerationRequest, Logprobs, Name, RequestBody, example
+from .scored_tokens import ScoredToken
 from .served_models import Context
 from .tools import THOUGHTS, AnswerReader, call_format, grammar
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import codecs
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -24,15 +23,15 @@ from typing_extensions import TypedDict
 
 from ..core.errors import need
 from ..core.files import JsonObject
-from ..core.generation.decode_loop import Likely
 from ..core.generation.sample import Sampling
-from ..core.tokenizer import Tokenizer
 from . import grammars
+from .asgi.event_stream import EventStream, format_event
 from .asgi.limits import MOST_CONTINUATIONS, MOST_SCORES, SCORE_BYTES
-from .asgi.replies import EventStream, format_event, refuse, to_json
+from .asgi.replies import refuse, to_json
 from .engine import Event, Request, RequestHandle, Usage
 from .inspecting import Inspection, Inspector, with_inspection
 from .schemas import CompletionRequest, GenerationRequest
+from .scored_tokens import ScoredToken, TokenBuffer
 from .served_models import Context, check_ids
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -192,76 +191,6 @@ async def engine_request(
     )
 
 
-class ScoredToken:
-    """Token with its log-probability, top candidates and bytes (none for a special token).
-
-    The ``first`` of a text may have other bytes than in the middle (SentencePiece spaces). JSON
-    lacks minus infinity, for which OpenAI writes -9999.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, token: int, logprob: float | None, top: Likely, first: bool
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.token = token
-        self.top = top
-        self.first = first
-        self.logprob = None if logprob is None else max(logprob, -9999.0)
-        self.hidden = tokenizer.hides(token)
-        self.raw = b"" if self.hidden else tokenizer.bytes_of(token, first)
-
-    @property
-    def text(self) -> str:
-        """Token as text; incomplete UTF-8 as ``bytes:\\x..``, as OpenAI writes it."""
-        if self.hidden:
-            return self.tokenizer.token(self.token)
-        try:
-            return self.raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw)
-
-    def candidates(self, count: int) -> list[ScoredToken]:
-        """Top candidates in the token's place; the token itself keeps its own log-probability."""
-        return [
-            self
-            if token == self.token
-            else ScoredToken(self.tokenizer, token, logprob, (), self.first)
-            for token, logprob in self.top[:count]
-        ]
-
-
-class TokenBuffer:
-    """Tokens of one continuation, buffered until their text is emitted."""
-
-    def __init__(self, tokenizer: Tokenizer, has_text: bool) -> None:
-        self.tokenizer = tokenizer
-        self.has_text = has_text
-        self.pending: deque[tuple[int, int, ScoredToken]] = deque()  # where its bytes begin and end
-        self.decoded_bytes = self.shown_bytes = 0
-
-    def push(self, event: Event) -> list[ScoredToken]:
-        """Adds an event and returns the tokens whose text is complete with it."""
-        if event.token is not None:
-            first = not self.has_text
-            scored = ScoredToken(self.tokenizer, event.token, event.logprob, event.top, first)
-            self.has_text = self.has_text or not scored.hidden
-            start = self.decoded_bytes
-            self.decoded_bytes += len(scored.raw)
-            self.pending.append((start, self.decoded_bytes, scored))
-        self.shown_bytes += len(event.text.encode("utf-8", "replace"))
-        ready = list[ScoredToken]()
-        is_cut = isinstance(event.stopped_by, str)
-        while self.pending:
-            start, end, scored = self.pending[0]
-            is_shown = end <= self.shown_bytes and not (is_cut and start == end)
-            is_last = event.finish_reason is not None and (start < self.shown_bytes or not is_cut)
-            if not is_shown and not is_last:
-                break
-            ready.append(scored)
-            self.pending.popleft()
-        return ready
-
-
 class Choice:
     """One continuation as a response has it: the text, and the tokens whose text is complete."""
 
@@ -271,6 +200,7 @@ class Choice:
     top = 0  # candidates that are written beside each token
     reasoning_tokens = 0  # until now
     is_plain = True  # each piece of text is answered as it comes
+    buffer: TokenBuffer | None = None  # where log-probabilities are asked for
 
     def __init__(
         self, context: Context, body: Any, handle: RequestHandle, number: int, index: int
@@ -281,10 +211,10 @@ class Choice:
         self.number = number
         self.index = index
         self.tokenizer = context.served.tokenizer
-        has_text = not all(map(self.tokenizer.hides, handle.request.tokens[-16:]))
-        self.buffer = TokenBuffer(self.tokenizer, has_text)
         self.inspector = None if body.inspect is None else Inspector(context.served, body, handle)
-        self.has_logprobs = body.logprobs is not None and body.logprobs is not False
+        if body.logprobs is not None and body.logprobs is not False:
+            has_text = not all(map(self.tokenizer.hides, handle.request.tokens[-16:]))
+            self.buffer = TokenBuffer(self.tokenizer, has_text)
 
     def push(self, event: Event) -> tuple[str, list[ScoredToken], Finish | None]:
         """Returns the new text, the tokens that it completes, and the finish reason."""
@@ -292,7 +222,7 @@ class Choice:
             self.inspector.push(event)
         reason = event.finish_reason
         finish: Finish | None = reason and ("stop" if reason == "stop" else "length")
-        return event.text, self.buffer.push(event) if self.has_logprobs else [], finish
+        return event.text, self.buffer.push(event) if self.buffer else [], finish
 
     def size(self, events: int) -> int:
         """Size of the work to write so many events, in characters that are as much work."""
@@ -442,7 +372,7 @@ async def _stream(
                 if choice.inspector and not choice.inspector.is_drained and not is_role:
                     await choice.inspect(json_choice)
                 yield format_event({**head, "choices": [json_choice], **usage})
-            if choice.is_plain and not choice.has_logprobs and choice.inspector is None:
+            if choice.is_plain and not choice.buffer and choice.inspector is None:
                 plain = format_event({**head, "choices": choice.chunks("\0", (), None), **usage})
                 before, _, after = plain.decode().rpartition(to_json("\0"))
                 choice.around = before, after

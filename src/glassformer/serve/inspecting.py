@@ -26,6 +26,7 @@ from ..core import config
 from ..core.files import JsonObject
 from ..sight import lens, looking, streams
 from ..sight.axes import keyed
+from ..sight.inputs import token_ids
 from .asgi.limits import FLOAT_BYTES
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
@@ -130,7 +131,7 @@ async def _encode_pair(
     token."""
     served = context.served
     served.check_lengths([text], param)
-    encode: Any = looking.token_ids
+    encode: Any = token_ids
     ids = await context.run(len(text), encode, served.model, served.tokenizer, text, is_target)
     return ids[0].tolist()  # type: ignore[no-any-return]
 

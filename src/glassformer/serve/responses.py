@@ -21,8 +21,8 @@ from typing_extensions import TypedDict
 
 from ..core.files import JsonObject
 from .asgi.body_errors import field_error
+from .asgi.event_stream import EventStream, format_event
 from .asgi.limits import MOST_MESSAGES
-from .asgi.replies import EventStream, format_event
 from .chat import ChatRequest, ChosenFunction, Function, PlainName, TextPart, chat
 from .schemas import (
     STATELESS,

@@ -16,7 +16,8 @@ from ..core.files import JsonObject
 from ..core.nn import Model
 from .figures.charts import Heat
 from .figures.drawing import together
-from .looking import Edits, look
+from .looking import look
+from .reading import Edits
 from .seen import Seen
 
 if TYPE_CHECKING:

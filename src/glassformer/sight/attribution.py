@@ -23,8 +23,8 @@ from ..core.nn import Model
 from . import streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.shown import Records, Shown
-from .looking import Edits, Text
-from .reading import as_edit_list
+from .inputs import Text
+from .reading import Edits, as_edit_list
 from .recording.causes import Cause
 from .recording.module_trace import ModuleTrace
 from .recording.trace import Trace, record

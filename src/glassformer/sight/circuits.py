@@ -34,7 +34,7 @@ from .attribution import KINDS, Question, ask, writers_of
 from .figures.charts import Chart, Prose, TableFigure
 from .figures.progress_bar import Progress, Report
 from .figures.shown import Records, Shown
-from .looking import Text
+from .inputs import Text
 from .recording.causes import Causes
 from .recording.linearised import inner, numbers
 from .recording.module_trace import ModuleTrace

@@ -19,7 +19,7 @@ from ..core.nn import Model, Tape
 from . import answers, passes, streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.shown import Records, Shown
-from .looking import token_ids
+from .inputs import token_ids
 from .recording.outside import readable
 from .streams import TokenLabel
 

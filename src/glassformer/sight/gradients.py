@@ -12,30 +12,36 @@ B points of the walk at once, T tokens, C model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..core.errors import UserError, need
-from ..core.nn import Model
+from ..core.nn import Model, Tape
 from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.progress_bar import Progress, Report
 from .figures.shown import Records, Shown
-from .looking import Edits, Text
+from .inputs import Text
+from .reading import Edits
 from .recording.module_trace import ModuleTrace, fields
+from .recording.operations import Operation
+from .recording.rules import MOVES, behind
 from .recording.rules import read as numbers_of
-from .recording.trace import again, lookups, record
+from .recording.trace import Trace, record
 from .streams import TokenLabel
 
 Baseline = Literal["mean", "zero", "pad"]
 Of = Literal["logit", "logprob", "label"]
 TOKENS = 1 << 11  # that are walked with at a time
+OWN_TABLES = re.compile(r"(source_)?embed\.(token|lag\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -332,3 +338,51 @@ def _kind(model: Model, of: Of | None) -> Of:
         also = ", or for a label (--of label)" if pool is not None and pool.labels else ""
         streams.needs_head(model, f"ask a model that has one{also}.")
     return cast(Of, kind)
+
+
+def lookups(trace: ModuleTrace) -> dict[str, tuple[int, Operation]]:
+    """The tables that the tokens are looked up in: ``embed.token``, ``source_embed.token``, ours by
+    their own names; which of the pass's look-ups each is."""
+    tables = {}
+    operations = [op for op in trace.operations if op.name == "embedding"]
+    sides = {"embed.token": trace.tokens, "source_embed.token": trace.source}
+    for number, operation in enumerate(operations):
+        if OWN_TABLES.fullmatch(name := operation.outputs[0].address):
+            tables[name] = number, operation
+        *_, ids = behind(operation.inputs[0], MOVES)
+        for name, tokens in sides.items():
+            if tokens is None or ids.tensor is None or ids.kind != "input":
+                continue
+            if torch.equal(ids.tensor, tokens):
+                tables.setdefault(name, (number, operation))
+    return tables
+
+
+def again(trace: ModuleTrace, rows: Mapping[int, Tensor], count: int, position: int) -> Any:
+    """The answer to ``count`` texts at once with other ``rows`` (B, T, C) of look-ups, by their
+    number in the pass; of a model of ours logits at a position alone."""
+
+    def widened(x: Any) -> Any:
+        return x.expand(count, *x.shape[1:]) if isinstance(x, Tensor) else x
+
+    kwargs = {name: widened(x) for name, x in trace.kwargs.items()}
+    if isinstance(trace, Trace):
+        place = torch.tensor([position], device=trace.tokens.device)
+        kwargs = {"tape": Tape(edits=trace.edits), "logits": place}
+    with _OtherRows(rows):
+        return trace.module(*map(widened, trace.args), **kwargs)
+
+
+class _OtherRows(TorchFunctionMode):
+    """Gives other rows than a table would, by the number of the look-up."""
+
+    def __init__(self, rows: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self.rows, self.count = rows, -1
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
+        if function is nn.functional.embedding:
+            self.count += 1
+            if self.count in self.rows:
+                return self.rows[self.count]
+        return function(*args, **(kw or {}))

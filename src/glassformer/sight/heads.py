@@ -38,7 +38,8 @@ from ..core.tokenizer.framing import document_start, target_start
 from . import passes
 from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.shown import Records, Shown
-from .recording.trace import lookups, record
+from .gradients import lookups
+from .recording.trace import record
 
 LABELLED = ("previous", "next", "induction", "duplicate", "first")
 SCORES = (*LABELLED, "entropy", "norm", "first_norm")

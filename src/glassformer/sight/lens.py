@@ -26,7 +26,8 @@ from . import passes, streams
 from .figures.charts import Chart, Curves, Heat, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.shown import Records, Shown
-from .looking import Edits, Text
+from .inputs import Text
+from .reading import Edits
 from .streams import TokenLabel
 
 if TYPE_CHECKING:

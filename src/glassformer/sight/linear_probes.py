@@ -26,7 +26,8 @@ from .axes import headed, keyed
 from .figures.charts import Chart, Prose
 from .figures.progress_bar import Progress, Report
 from .figures.shown import Records, Saved
-from .looking import look, matching, must_match, token_ids
+from .inputs import token_ids
+from .looking import look, matching, must_match
 from .looking import paths as all_paths
 from .reading import Edits
 from .tuned_lens import fingerprint

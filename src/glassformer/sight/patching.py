@@ -32,7 +32,7 @@ from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.progress_bar import Progress, Report
 from .figures.shown import Records, Shown
-from .looking import Text
+from .inputs import Text
 from .reading import shapes_of
 from .recording.causes import constantly
 from .recording.module_trace import ModuleTrace

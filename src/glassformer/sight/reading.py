@@ -15,9 +15,8 @@ from torch import Tensor
 from ..core import registry
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import is_finite
-from ..core.nn.hooks import Edit, Place, PlacedEdit
+from ..core.nn.hooks import Edit, ModelEdit, Place, PlacedEdit
 from ..core.nn.model import inference
 
 Hook: TypeAlias = Callable[[str, Tensor, Place], Tensor]

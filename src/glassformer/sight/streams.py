@@ -25,14 +25,14 @@ from ..core.nn.model import inference
 from ..core.tokenizer.framing import decoder_start
 from ..core.tokenizer.framing import source as framed_source
 from . import passes
+from .inputs import Read as Read
+from .inputs import blanks_masked as blanks_masked
+from .inputs import prepare as prepare
+from .inputs import text_frame
 from .labels import TokenLabel as TokenLabel
 from .labels import display_texts as display_texts
 from .labels import pieces as pieces
 from .labels import visible as visible
-from .looking import Read as Read
-from .looking import blanks_masked as blanks_masked
-from .looking import prepare as prepare
-from .looking import text_frame
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer

@@ -4,23 +4,11 @@ stand in wording.toml."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ..core.files import read_toml
 
 TABLES: dict[str, dict[str, str]] = read_toml(Path(__file__).with_suffix(".toml"))
-SENTENCES, LEAVES = TABLES["sentences"], TABLES["leaves"]
-
-
-def sentence(name: str, count: int, numbers: dict[str, Any]) -> str:
-    """The sentence about a function that read ``count`` numbers."""
-    plain = f"The function {name} of {count} number{'s' * (count != 1)}."
-    return SENTENCES.get(name, plain).format(**numbers, count=count)
-
-
-def equation(name: str) -> str:
-    """The equation of a function; its own name where it has none here."""
-    return TABLES["equations"].get(name, f"{name}(..)")
+SENTENCES, EQUATIONS, LEAVES = TABLES["sentences"], TABLES["equations"], TABLES["leaves"]
 
 
 def of_value(address: str, kind: str) -> str:

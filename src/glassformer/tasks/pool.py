@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..core import config
 from ..core.nn.build import builds, uncompiled
-from ..core.nn.dropout import dropout_module
+from ..core.nn.dropout import Dropout
 from ..core.nn.flow import Flow, TracedModule, document_starts
 from ..core.nn.layers import ACTIVATIONS, linear, norm
 
@@ -27,7 +27,7 @@ class LabelHead(TracedModule):
         self.transform = linear(dim, dim, cfg.transform_bias) if cfg.transform else None
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
         self.norm = norm(cfg.norm, dim)
-        self.drop = dropout_module(cfg.dropout)
+        self.drop = Dropout(cfg.dropout) if cfg.dropout else nn.Identity()
         self.proj = linear(dim, cfg.labels, cfg.bias) if cfg.labels else None
 
     def transformed(self, x: Tensor) -> Tensor:

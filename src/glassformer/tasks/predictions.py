@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ..core import config
 from ..core.errors import UserError, need, note
 from ..core.nn import Encoder, Flow, Model
-from ..core.nn.edited import ModelEdit, edited
 from ..core.nn.finite import must_be_finite
+from ..core.nn.hooks import ModelEdit, edited
 from ..core.nn.model import inference
 from .example_table import encode_words
 from .pool import Pool, probabilities

@@ -28,7 +28,7 @@ from ..core import config
 from ..core.errors import UserError
 from ..core.nn.build import build, builds, uncompiled
 from ..core.nn.cache import Cache, CrossKV, MixerState
-from ..core.nn.dropout import dropout_module
+from ..core.nn.dropout import Dropout
 from ..core.nn.flow import Flow, Memory, TracedModule, document_starts
 from ..core.nn.hooks import Place
 from ..core.nn.layers import linear
@@ -317,7 +317,7 @@ class Recurrent(TracedModule):
         self.cross: Any = build(cfg.cross, dim) if cfg.cross is not None else None
         if cfg.cross is not None:
             self.merge = linear(3 * dim, dim, bias=True)
-        self.drop = dropout_module(cfg.dropout)
+        self.drop = Dropout(cfg.dropout) if cfg.dropout else nn.Identity()
 
     @uncompiled  # how long documents are is not known before
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:

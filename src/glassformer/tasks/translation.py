@@ -11,7 +11,7 @@ from ..core.errors import need
 from ..core.generation.beam import Hypothesis, beam
 from ..core.generation.prompt import Start
 from ..core.nn import Model
-from ..core.nn.edited import ModelEdit
+from ..core.nn.hooks import ModelEdit
 from ..core.tokenizer.framing import question, source
 
 if TYPE_CHECKING:

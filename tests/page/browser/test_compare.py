@@ -10,7 +10,7 @@ import torch
 from apart import SENTENCE, Apart, close, numbers
 from glassformer.formats import store
 from glassformer.sight.contexts import word_in_contexts
-from glassformer.sight.looking import token_ids
+from glassformer.sight.inputs import token_ids
 
 TEXTS = ["the cat sat on the mat", "a dog and a cat"]
 

@@ -14,7 +14,7 @@ import served
 from glassformer.core.config.run import PAUSED
 from glassformer.formats import store
 from glassformer.sight.heads import head_scores
-from glassformer.sight.looking import token_ids
+from glassformer.sight.inputs import token_ids
 
 
 def line(step: int) -> str:

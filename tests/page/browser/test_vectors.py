@@ -15,7 +15,7 @@ from apart import SENTENCE, close
 from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.formats import store
-from glassformer.sight.looking import token_ids
+from glassformer.sight.inputs import token_ids
 
 SECOND = "a dog sat on the log"
 

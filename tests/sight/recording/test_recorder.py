@@ -18,6 +18,7 @@ import glassformer
 import hard_modules
 import walked
 from glassformer.core.errors import UserError
+from glassformer.sight import wording
 from glassformer.sight.recording import ModuleTrace, explain, operations, rules
 from glassformer.sight.recording.written_out import attention
 
@@ -276,6 +277,22 @@ def test_an_address_that_is_not_there_names_the_nearest():
         ("hidden[a]", "no index"),
     ):
         refused(partial(trace.explain, address), *words)
+
+
+def test_a_function_is_worded_by_its_table_or_named():
+    """The sentences and equations of ``wording.toml``; what it lacks is called by its own name."""
+
+    class Legs(nn.Module):
+        def forward(self, x):
+            side = torch.hypot(x, x)
+            return side * x
+
+    trace = ModuleTrace(Legs(), (torch.tensor([3.0, 4.0]),))
+    product, side = trace.explain("output[1]"), trace.explain("side[1]")
+    assert product.equation == wording.EQUATIONS["mul"]
+    assert product.sentence == wording.SENTENCES["mul"].format(count=2)
+    assert side.equation == "hypot(..)"
+    assert side.sentence == "The function hypot of 2 numbers."
 
 
 def test_an_edit_that_cannot_be_is_refused():

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..errors import need
 from ..nn import Model
-from ..nn.edited import ModelEdit, edited
 from ..nn.finite import must_be_finite
+from ..nn.hooks import ModelEdit, edited
 from .decode_loop import Finish
 from .generating import starts_and_sources
 from .prompt import Prompt, Start, end_tokens

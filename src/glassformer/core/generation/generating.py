@@ -10,7 +10,7 @@ import torch
 from .. import config
 from ..errors import UserError, need
 from ..nn import Model
-from ..nn.edited import ModelEdit, edited
+from ..nn.hooks import ModelEdit, edited
 from .decode_loop import Row, Step, steps
 from .prompt import Prompt, Start, encode, end_tokens, first_tokens
 from .sample import Sampling

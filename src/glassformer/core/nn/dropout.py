@@ -41,11 +41,6 @@ def dropout(x: Tensor, rate: float, heads: Any = None) -> Tensor:
     return dropped
 
 
-def dropout_module(rate: float) -> nn.Module:
-    """A module that drops at ``rate``; the identity where that is 0."""
-    return Dropout(rate) if rate else nn.Identity()
-
-
 class Dropout(nn.Module):
     """``dropout`` while training, nothing otherwise."""
 

@@ -21,7 +21,7 @@ from .attention import AttentionEngine, engine_name
 from .build import build, builds
 from .cache import KV, Cache, CrossKV, MixerState
 from .cross_attention import CrossAttention
-from .dropout import dropout_module
+from .dropout import Dropout
 from .flow import Flow, TracedModule
 from .hooks import Tape
 from .layers import linear, norm
@@ -55,7 +55,7 @@ class Block(TracedModule):
         self.ffn: Any = build(cfg.feedforward, dim) if cfg.feedforward is not None else None
         for name in cfg.sublayers if cfg.place == "sandwich" else ():
             setattr(self, f"{name}_post_norm", norm(cfg.norm, dim))
-        self.drop = dropout_module(dropout)
+        self.drop = Dropout(dropout) if dropout else nn.Identity()
 
     def forward(
         self,
@@ -109,7 +109,7 @@ class Stack(TracedModule):
             build(cfg.block(i), dim, cfg.causal, cfg.dropout) for i in range(cfg.depth)
         )
         self.last_norm = norm(cfg.last_norm, dim)
-        self.drop = dropout_module(cfg.dropout)
+        self.drop = Dropout(cfg.dropout) if cfg.dropout else nn.Identity()
 
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
         """x (B, T, C or the embeddings' width), embedded tokens -> (B, T, C)."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from ...core import files
 from ...core.errors import UserError, nearest
 from . import python_docs
-from .corpus import CorpusFile, Source, open_path
+from .corpus import CorpusFile, Source, cache_home, data_home, open_path
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def find(name_or_path: str | Path, field: str = "text", separator: str | None = 
 def _here_or_home(path: Path) -> Path:
     """The path, or where it is only there and names a folder, the same one under
     ``GLASSFORMER_DATA``."""
-    home = files.data_home()
+    home = data_home()
     away = home is not None and path.parent != Path() and files.path_kind(path) is None
     return home / path if away and home and files.path_kind(home / path) is not None else path
 
@@ -144,8 +144,8 @@ def locate(name_or_path: str) -> Path:
 def _placed(published: Published, downloads: tuple[Download, ...]) -> list[Path]:
     """The files, checked by hash: from the user's data folder first, then the cache, then the
     network."""
-    cached = files.cache_home() / ("examples" if published.examples else "corpora")
-    for home in filter(None, (files.data_home(), cached)):
+    cached = cache_home() / ("examples" if published.examples else "corpora")
+    for home in filter(None, (data_home(), cached)):
         for group in filter(None, (published.instead, downloads)):
             paths = [home / file.place for file in group]
             if not all(path.is_file() for path in paths):
@@ -187,7 +187,7 @@ def _download(published: Published, file: Download) -> bytes:
 
 def _mixed(corpus: Published, path: Path) -> Path:
     """A small file of documents, each on its line, put in the order of their hashes."""
-    mixed = files.cache_home() / "corpora" / corpus.name / f"mixed-{path.name}"
+    mixed = cache_home() / "corpora" / corpus.name / f"mixed-{path.name}"
     lines = sorted(
         path.read_text(encoding="utf-8").split(),
         key=lambda line: hashlib.sha256(line.encode()).digest(),

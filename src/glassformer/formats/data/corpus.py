@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,6 +249,18 @@ def _looks_like_text(path: Path) -> bool:
     except DAMAGE:
         return False
     return b"\0" not in head
+
+
+def cache_home() -> Path:
+    """The folder of downloads and tokenised corpora; ``$GLASSFORMER_CACHE`` names another."""
+    named = os.environ.get("GLASSFORMER_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "glassformer"
+
+
+def data_home() -> Path | None:
+    """The user's folder of data that is then not downloaded (``$GLASSFORMER_DATA``), if set."""
+    named = os.environ.get("GLASSFORMER_DATA")
+    return Path(named).expanduser() if named else None
 
 
 @contextlib.contextmanager

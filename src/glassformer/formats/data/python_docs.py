@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...core import files
 from ...core.errors import need
-from .corpus import cache_lock
+from .corpus import cache_home, cache_lock
 
 NAME = "python-docs"
 _LEFT_OUT = {"test", "tests", "idlelib", "idle_test", "turtledemo", "lib2to3", "ensurepip"}
@@ -29,7 +29,7 @@ def documents() -> Path:
     version = (
         f"{platform.python_implementation()}-{platform.python_version()}-{hash_of(str(home))[:8]}"
     )
-    folder = files.cache_home() / "corpora" / NAME / version
+    folder = cache_home() / "corpora" / NAME / version
     path, seal = folder / "documents.jsonl", folder / "sha256"
     with cache_lock(folder):
         if path.is_file() and seal.is_file() and seal.read_text().strip() == files.sha256(path):

@@ -33,7 +33,7 @@ from ...core.tokenizer.tokenizer import Tokenizer
 from ...core.training.shards import Shards
 from ...fast.threads import cores
 from ..tiktoken_backend import pool
-from .corpus import Source, TextPiece, cache_lock
+from .corpus import Source, TextPiece, cache_home, cache_lock
 
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
 
@@ -110,13 +110,13 @@ def tokenise(
     """The corpus as shards, from the cache when this content was tokenised with this tokenizer
     before.
 
-    ``cache`` is a folder (by default below ``files.cache_home()``), ``workers`` a number of
+    ``cache`` is a folder (by default below ``cache_home()``), ``workers`` a number of
     threads. Stopped, and asked for again, it goes on. Raises UserError for an empty corpus, a full
     disk and whatever ``source`` finds wrong with its files.
     """
     content = f"{FORMAT} {source.digest()} {tokenizer.fingerprint} {tokenizer.bos} {tokenizer.eos}"
     key = hashlib.sha256(content.encode()).hexdigest()[:32]
-    folder = (cache or files.cache_home() / "shards") / key
+    folder = (cache or cache_home() / "shards") / key
     with cache_lock(folder):
         if not _sound(folder):
             _make(folder, source, tokenizer, workers or cores(), progress)
@@ -130,7 +130,7 @@ def shards_under(
 ) -> Shards:
     """The shards that ``tokenise`` has just left in the cache under this key, without looking
     through them again."""
-    folder = (cache or files.cache_home() / "shards") / key
+    folder = (cache or cache_home() / "shards") / key
     record = json.loads((folder / "shards.json").read_text())
     maps: list[Any] = [
         np.memmap(folder / name, dtype, mode="r")

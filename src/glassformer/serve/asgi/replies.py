@@ -1,5 +1,5 @@
 """Requests and answers of the API and of the page: one class of error, bodies and answers in JSON,
-server-sent events, and work that ends when its client disconnects.
+and work that ends when its client disconnects.
 
 The API gives each request an id (RequestMiddleware) and answers errors as OpenAI does; a request
 without one is the page's, whose errors are a sentence.
@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -310,74 +310,6 @@ async def until_disconnect(leaving: Awaitable[None], work: Awaitable[T]) -> T:
 def check_connected(gone: threading.Event) -> None:
     if gone.is_set():
         raise ClientDisconnected
-
-
-# ------------------------------------------------------------------------------ server-sent events
-
-
-def format_event(data: Any, name: str | None = None, id: str | None = None) -> bytes:
-    """Formats one server-sent event."""
-    name_line = "" if name is None else f"event: {name}\n"
-    id_line = "" if id is None else f"id: {id}\n"
-    return f"{id_line}{name_line}data: {to_json(data)}\n\n".encode("utf-8", "replace")
-
-
-class EventStream(CountedResponse):
-    """Server-sent events after ``first``, closed by ``end``.
-
-    The stream stops when the client disconnects. An exception on the way becomes an event with an
-    ``error``. ``waited`` is true where the last event was waited for, so that others were served.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes],
-        end: bytes = b"",
-        first: bytes = b"",
-        waited: Callable[[], bool] = lambda: False,
-    ) -> None:
-        super().__init__(None, 200, {"cache-control": "no-store", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self.events = events
-        self.end = end
-        self.first = first
-        self.waited = waited
-
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leaving = asyncio.ensure_future(disconnected(Request(scope, receive)))
-        await until_disconnect(leaving, self._send(send, leaving, request_id(scope)))
-
-    async def _send(self, send: Send, leaving: asyncio.Future[None], id: str | None) -> None:
-        async def write(data: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-
-        await send(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
-        try:
-            if self.first:
-                await write(self.first)
-            async for event in self.events:
-                if not self.waited():
-                    # others are served between two events that are there already
-                    await asyncio.sleep(0)
-                await write(event)
-        except (ClientDisconnected, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            await write(
-                format_event(http_error(error, id).body(id), "error" if id is None else None)
-            )
-        finally:
-            await self.events.aclose()
-        # To a closed connection uvicorn writes nothing and does not wait: let the news of it come
-        # first.
-        await asyncio.sleep(0)
-        if leaving.done():
-            raise ClientDisconnected
-        await write(self.end, more=False)
 
 
 # ----------------------------------------------------------------- every request of the API

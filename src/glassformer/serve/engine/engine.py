@@ -39,7 +39,7 @@ from ...core.errors import UserError, need
 from ...core.generation.sample import likeliest
 from ...core.nn import Model
 from ...core.nn.finite import is_finite, must_be_finite
-from ...sight.reading import one_token
+from ...sight.reading import Shapes, shapes_of
 from .beam_search import BeamSearch
 from .encoder import check_encode, encode
 from .looks import prepare_looks
@@ -294,9 +294,9 @@ class Engine:
     # ------------------------------------------------------------------------ in the engine's own
 
     @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Shapes:
         """Every path inside the model, with the shape of its value for one token."""
-        return {path: tuple(value.shape) for path, value in one_token(self.model).items()}
+        return shapes_of(self.model)
 
     def _loop(self) -> None:
         try:

@@ -38,7 +38,7 @@ from ...core.generation.sample import (
     random_generator,
     token_mask,
 )
-from ...core.nn.edited import ModelEdit
+from ...core.nn.hooks import ModelEdit
 from .recording import Look, RecordedValues, concatenate
 from .results import Completion, Event, FinishReason, Result, TokenLogprob, Usage
 

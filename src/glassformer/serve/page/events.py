@@ -22,7 +22,8 @@ from ...core import files
 from ...core.config.run import PAUSE, PAUSED, STOP
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
-from ..asgi.replies import CancelCheck, format_event, not_found
+from ..asgi.event_stream import format_event
+from ..asgi.replies import CancelCheck, not_found
 from . import run_records
 from .fields import PageFields, PauseFields, RunFields, SeriesFields
 from .models import ModelEntry, Models, unique_id

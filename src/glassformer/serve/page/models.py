@@ -76,7 +76,7 @@ class Loaded:
         context."""
         import torch
 
-        from ...sight.looking import text_frame, token_ids
+        from ...sight.inputs import text_frame, token_ids
         from ...sight.streams import blanks_masked
 
         model, tokenizer, cfg = self.model, self.tokenizer, self.model.config

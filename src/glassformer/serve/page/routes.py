@@ -20,12 +20,11 @@ from starlette.routing import Route
 
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
+from ..asgi.event_stream import EventStream, format_event
 from ..asgi.replies import (
     CancelCheck,
     ClientDisconnected,
-    EventStream,
     check_connected,
-    format_event,
     from_json,
     handle_error,
     json_response,

@@ -365,7 +365,9 @@ class Opening:
         facts: dict[str, Any] = {**numbers, "terms": len(terms)}
         if name == "embedding":
             facts |= {"row": self.starts[1][0], "table": self.operation.inputs[1].address}
-        text = wording.sentence(name, sum(map(len, (*factors, *others))), facts)
+        count = sum(map(len, (*factors, *others)))
+        plain = f"The function {name} of {count} number{'s' * (count != 1)}."
+        text = wording.SENTENCES.get(name, plain).format(**facts, count=count)
         if name == "softmax" and number == 0 and numbers["exp"] == 0:
             text += " The mask hides this key."
         constants = [float(x) for x in self.operation.leaves if type(x) in (int, float)]
@@ -386,7 +388,7 @@ class Opening:
             dtype=dtype,
             recomputed=number if self.recomputed is None else self.recomputed,
             sentence=text,
-            equation=wording.equation(name),
+            equation=wording.EQUATIONS.get(name, f"{name}(..)"),
             source=str(self.operation.line),
             terms=terms,
             factors=factors,

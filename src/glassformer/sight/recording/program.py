@@ -19,7 +19,7 @@ from ...core.errors import UserError
 from ...core.files import JsonObject
 from ...core.tokenizer import tokenizer_json
 from .. import answers, wording
-from ..looking import text_frame
+from ..inputs import text_frame
 from ..wire import Array
 from .operations import NEW, Operation, Value
 
@@ -105,7 +105,7 @@ def program(trace: Any) -> tuple[JsonObject, dict[str, Array]] | None:
         "eos": None if tokenizer is None else tokenizer.eos,
         "last": trace["logits"][0, -1].tolist() if "logits" in trace.plan else [],
         "words": {
-            "equations": {name: wording.equation(name) for name in names},
+            "equations": {name: wording.EQUATIONS.get(name, f"{name}(..)") for name in names},
             "sentences": {name: x for name, x in wording.SENTENCES.items() if name in names},
             "leaves": wording.LEAVES,
         },

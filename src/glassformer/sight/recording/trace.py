@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
@@ -32,18 +30,18 @@ from ...core.nn.attention import (
 from ...core.nn.finite import must_be_finite
 from ...core.nn.hooks import Edit
 from ...core.nn.model import Block, inference
-from .. import answers, looking, passes, text_table
+from .. import answers, passes, text_table
 from ..axes import SQUARE, along_source
+from ..inputs import prepare
 from ..labels import token_record
 from ..streams import display_texts, pieces, word_id
 from .module_trace import KEEP, ModuleTrace
 from .opening import Explanation
-from .operations import Operation, Value
+from .operations import Value
 from .outside import Outside
 from .plan import Plan, axes_of
 from .program import program
 from .recorder import WHOLE_PASS, Reached, Recorder, Stages
-from .rules import MOVES, behind
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
@@ -342,9 +340,6 @@ class Trace(ModuleTrace):
         return live_page.live(self, view, height)
 
 
-OWN_TABLES = re.compile(r"(source_)?embed\.(token|lag\.\d+)")
-
-
 def record(
     model: nn.Module,
     tokenizer: Any,
@@ -358,7 +353,7 @@ def record(
     functions by address."""
     if not isinstance(model, Model):
         return passes.record_foreign(model, tokenizer, text, source, edits)
-    inputs = looking.prepare(model, tokenizer, text, source, edits)
+    inputs = prepare(model, tokenizer, text, source, edits)
     args = (model, tokenizer, inputs.tokens, inputs.source, inputs.edits, keep)
     if address is not None:
         short = Trace(*args, address=address)
@@ -401,51 +396,3 @@ def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> Modu
             inputs["decoder_input_ids"] = outside.ids(target, True)
         return ModuleTrace(model, (), inputs, keep, tokenizer=outside.tokenizer)
     return ModuleTrace(model, args, kwargs, keep)
-
-
-def lookups(trace: ModuleTrace) -> dict[str, tuple[int, Operation]]:
-    """The tables that the tokens are looked up in: ``embed.token``, ``source_embed.token``, ours by
-    their own names; which of the pass's look-ups each is."""
-    tables = {}
-    operations = [op for op in trace.operations if op.name == "embedding"]
-    sides = {"embed.token": trace.tokens, "source_embed.token": trace.source}
-    for number, operation in enumerate(operations):
-        if OWN_TABLES.fullmatch(name := operation.outputs[0].address):
-            tables[name] = number, operation
-        *_, ids = behind(operation.inputs[0], MOVES)
-        for name, tokens in sides.items():
-            if tokens is None or ids.tensor is None or ids.kind != "input":
-                continue
-            if torch.equal(ids.tensor, tokens):
-                tables.setdefault(name, (number, operation))
-    return tables
-
-
-def again(trace: ModuleTrace, rows: Mapping[int, Tensor], count: int, position: int) -> Any:
-    """The answer to ``count`` texts at once with other ``rows`` (B, T, C) of look-ups, by their
-    number in the pass; of a model of ours logits at a position alone."""
-
-    def widened(x: Any) -> Any:
-        return x.expand(count, *x.shape[1:]) if isinstance(x, Tensor) else x
-
-    kwargs = {name: widened(x) for name, x in trace.kwargs.items()}
-    if isinstance(trace, Trace):
-        place = torch.tensor([position], device=trace.tokens.device)
-        kwargs = {"tape": Tape(edits=trace.edits), "logits": place}
-    with _OtherRows(rows):
-        return trace.module(*map(widened, trace.args), **kwargs)
-
-
-class _OtherRows(TorchFunctionMode):
-    """Gives other rows than a table would, by the number of the look-up."""
-
-    def __init__(self, rows: Mapping[int, Tensor]) -> None:
-        super().__init__()
-        self.rows, self.count = rows, -1
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
-        if function is nn.functional.embedding:
-            self.count += 1
-            if self.count in self.rows:
-                return self.rows[self.count]
-        return function(*args, **(kw or {}))

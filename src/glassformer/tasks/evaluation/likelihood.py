@@ -15,7 +15,7 @@ import torch
 from ...core import config
 from ...core.errors import need
 from ...core.nn import Model, Tape
-from ...core.nn.edited import ModelEdit, edited
+from ...core.nn.hooks import ModelEdit, edited
 from ...core.nn.model import inference
 from .score import ScoreWindow, collate, predicted
 

@@ -25,8 +25,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ...core import config
 from ...core.errors import UserError, need
 from ...core.nn import Model, Tape
-from ...core.nn.edited import ModelEdit, edited
 from ...core.nn.finite import must_be_finite
+from ...core.nn.hooks import ModelEdit, edited
 from ...core.nn.model import inference
 from ...core.tokenizer.framing import document_start, text_start
 from ...core.tokenizer.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ import torch
 
 import glassformer
 import tiny
-from formats.gguf_facts import ENCODERS, FACTS, facts_of, model_of
+from formats.gguf_facts import ENCODERS, FACTS, PAIRS, facts_of, model_of
 from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.config import serial
@@ -145,9 +145,12 @@ THEIRS = {
 UNEQUAL = ("Gemma", "Mamba2")  # whose files hold 1 + x or -exp(x): x comes back rounded
 
 
+IDS, SOURCE = torch.arange(40)[None] * 7 % 61, torch.arange(30)[None] * 11 % 61
+
+
 def logits_of(model):
     with inference(model):
-        out = model(torch.arange(40)[None] * 7 % 61)
+        out = model(IDS, *[SOURCE] * isinstance(model.config, config.EncoderDecoder))
     return out.hidden if model.config.head is None else out.logits
 
 
@@ -189,13 +192,18 @@ def test_logits_are_those_of_transformers(tmp_path, name):
     model = model_of(CASES[name]["config"])
     store.save(model, tmp_path / "theirs", layout="hf")
     gguf_file.save(model, tmp_path / "model.gguf", "F32", None)
-    encodes = name in ENCODERS
-    kind = transformers.AutoModel if encodes else transformers.AutoModelForCausalLM
+    family = name.partition(" ")[0]
+    encodes, pair = family in ENCODERS, family in PAIRS
+    kind = transformers.AutoModelForCausalLM
+    if encodes or pair:
+        kind = getattr(transformers, CASES[name]["config"]["architectures"][0])
     theirs = kind.from_pretrained(tmp_path / "theirs").eval()
     back, _ = glassformer.load(tmp_path / "model.gguf")
     with torch.no_grad():
-        expected = theirs(torch.arange(40)[None] * 7 % 61)
+        expected = theirs(SOURCE, decoder_input_ids=IDS) if pair else theirs(IDS)
     expected = expected.last_hidden_state if encodes else expected.logits
+    if family == "UMT5":  # whose head transformers 5 scales, whatever the file says
+        expected = expected * theirs.config.d_model**0.5
     assert expected.std() > 0.3
     largest = float(expected.abs().max())
     torch.testing.assert_close(logits_of(back), expected, rtol=0.0, atol=1e-5 * max(largest, 1.0))

@@ -141,11 +141,13 @@ CASES = json.loads(FACTS.read_text(encoding="utf-8"))
 THEIRS = {
     "Falcon": {"falcon.context_length": 2048},
     "Phimoe": {"phimoe.rope.scaling.original_context_length": 64},
+    "ModernBert": {"modern-bert.classifier.pooling_type": 2},
 }
 UNEQUAL = ("Gemma", "Mamba2")  # whose files hold 1 + x or -exp(x): x comes back rounded
 
 
-IDS, SOURCE = torch.arange(40)[None] * 7 % 61, torch.arange(30)[None] * 11 % 61
+# none is padding, which transformers gives no position in an XLM-RoBERTa
+IDS, SOURCE = torch.arange(40)[None] * 7 % 59 + 2, torch.arange(30)[None] * 11 % 59 + 2
 
 
 def logits_of(model):
@@ -168,7 +170,8 @@ def test_a_file_is_the_converters(tmp_path, name):
     if family.startswith(UNEQUAL):
         torch.testing.assert_close(logits_of(back), logits_of(model), rtol=0.0, atol=1e-5)
     else:
-        assert tiny.equal_tensors(back.state_dict(), model.state_dict())
+        if family != "XLMRoberta":  # of whose table of positions the first two rows are gone
+            assert tiny.equal_tensors(back.state_dict(), model.state_dict())
         assert torch.equal(logits_of(back), logits_of(model))
     gguf_file.save(back, tmp_path / "again.gguf", "F32", None)
     assert facts_of(tmp_path / "again.gguf")["fields"] == ours["fields"]
@@ -204,6 +207,6 @@ def test_logits_are_those_of_transformers(tmp_path, name):
     expected = expected.last_hidden_state if encodes else expected.logits
     if family == "UMT5":  # whose head transformers 5 scales, whatever the file says
         expected = expected * theirs.config.d_model**0.5
-    assert expected.std() > 0.3
+    assert expected.std() > 0.3 * getattr(model.config.head, "scale", 1.0)
     largest = float(expected.abs().max())
     torch.testing.assert_close(logits_of(back), expected, rtol=0.0, atol=1e-5 * max(largest, 1.0))

@@ -42,7 +42,8 @@ EXTRA = {  # words that the converter wants and that transformers no longer writ
     "MiniMaxM2": {"rotary_dim": 4, "scoring_func": "sigmoid"},
     "ModernBert": {"layer_norm_eps": 1e-5, "global_attn_every_n_layers": 3},
     # it knows these by T5's name alone
-    **dict.fromkeys(("MT5Encoder", "UMT5Encoder"), {"architectures": ["T5EncoderModel"]}),
+    "MT5Encoder": {"architectures": ["T5EncoderModel"]},
+    "UMT5Encoder": {"architectures": ["T5EncoderModel"]},
 }
 TABLES = {
     name: json.loads((FACTS.parents[1] / "families" / f"{name}.json").read_text("utf-8"))
@@ -62,11 +63,23 @@ FITTING = {  # changes where the first case is one that llama.cpp has no words f
     "NomicBert": {"pad_token_id": 0, "head_dim": 8},
     "ModernBert": {"pad_token_id": 0, "local_attention": 8},
     "XLMRoberta": {"pad_token_id": 1, "add_pooling_layer": False},
-    "T5": {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 1},
+    "T5": {
+        "tie_word_embeddings": False,
+        "feed_forward_proj": "gated-gelu",
+        "num_decoder_layers": 1,
+    },
     "MT5": {"tie_word_embeddings": False},
     "UMT5": {"tie_word_embeddings": False, "scale_decoder_outputs": False},
 }
-ENCODERS = ("Bert", "XLMRoberta", "NomicBert", "ModernBert", "T5Encoder", "MT5Encoder", "UMT5Encoder")
+ENCODERS = (
+    "Bert",
+    "XLMRoberta",
+    "NomicBert",
+    "ModernBert",
+    "T5Encoder",
+    "MT5Encoder",
+    "UMT5Encoder",
+)
 PAIRS = ("T5", "MT5", "UMT5")
 MORE = {  # further cases, by their names in the families' tables
     "Llama": ["tied", "linear stretch", "wide heads", "biases"],

@@ -249,7 +249,9 @@ def test_an_encoders_byte_level_vocabulary_goes_out_and_back(tmp_path):
     for sample in [*NASTY, *SPECIAL, *STORY[:1]]:
         assert actual.encode(sample) == reference.encode(sample), repr(sample)
     assert actual.encode_pair("a", "b") == reference.encode_pair("a", "b")
-    assert (actual.cls, actual.sep, actual.pad, actual.mask) == tuple(range(actual.size - 4, actual.size))
+    assert (actual.cls, actual.sep, actual.pad, actual.mask) == tuple(
+        range(actual.size - 4, actual.size)
+    )
     assert fields["tokenizer.ggml.add_eos_token"] and fields["tokenizer.ggml.add_bos_token"]
 
 

@@ -43,7 +43,9 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 """What the field general.file_type calls the kind that most tensors have; these are written."""
 
-WHOLE = r"^position_embd|^token_types|_gate_inp|attn_rel_b|conv1d|conv\.weight$|norm|\.bias$|ssm_[ad]$"
+WHOLE = (
+    r"^position_embd|^token_types|_gate_inp|attn_rel_b|conv1d|conv\.weight$|norm|\.bias$|ssm_[ad]$"
+)
 """A regex of the tensors that are F32 in every file, beside vectors, for llama.cpp computes with no
 others."""
 
@@ -229,7 +231,7 @@ def save(
         f"made of with --numbers {kind}.",
     )
     cfg, start = recipe.begin_at_zero(model.config)
-    params = dict(model.named_parameters())
+    params: dict[str, Tensor] = dict(model.named_parameters())
     if start:
         name_of_table = f"{cfg.main_body}.position.weight"
         params[name_of_table] = params[name_of_table][start:]

@@ -73,7 +73,8 @@ POOLING = "pooling_type"
 POOLS: dict[Any, Any] = {1: "mean", 2: "first", 3: "last"}
 """Which vector stands for a text, by llama.cpp's pooling_type."""
 THETAS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
-EVERY = "global_attn_every_n_layers"
+"""Words of one theta each, by the table of a config.json's rope_parameters that says it."""
+EVERY = "global_attn_every_n_layers"  # of layer_types
 SHARES = ("partial_rotary_factor", "rotary_pct")  # of a head that turns
 REAL = re.compile(
     r".*(epsilon|scale|softcapping|freq_base(_swa)?|factor|beta_\w+|alibi_bias|clamp_kqv)"
@@ -347,8 +348,9 @@ def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors
 
 def _to_field(word: str, value: Any, raw: Fields, entry: Fields) -> Any:
     """A field's value, of its word's."""
-    if word == EVERY:  # the block after the first that sees everything
-        return [*raw["layer_types"][1:], KINDS[0]].index(KINDS[0]) + 1
+    if word == EVERY:  # the block after the first that sees everything; llama.cpp takes no 1
+        gap = [*raw["layer_types"][1:], KINDS[0]].index(KINDS[0])
+        return gap + 1 if gap else None
     if word == "layer_types" and "kinds" in entry:
         return [raw["num_key_value_heads"] * entry["kinds"].index(kind) for kind in value]
     if word == "layer_types":

@@ -109,14 +109,16 @@ def _pieces(spec: Spec) -> dict[str, Any]:
         or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
         for step in before
     )
-    fields = {
+    fields: dict[str, Any] = {
         "model": "t5" if spec["model"]["type"] == "Unigram" else "llama",
         "pre": "default",
         "add_space_prefix": prepends,
         "remove_extra_whitespaces": trims,
     }
-    tables = [step["precompiled_charsmap"] for step in before if step["type"] == "Precompiled"]
-    return fields | {"precompiled_charsmap": base64.b64decode(table) for table in tables}
+    for step in before:
+        if step["type"] == "Precompiled":
+            fields["precompiled_charsmap"] = base64.b64decode(step["precompiled_charsmap"])
+    return fields
 
 
 def _scores(spec: Spec, names: list[str]) -> list[float]:

@@ -40,10 +40,14 @@ EXTRA = {  # words that the converter wants and that transformers no longer writ
     },
     "Phimoe": {"architectures": ["PhiMoEForCausalLM"], "original_max_position_embeddings": 64},
     "MiniMaxM2": {"rotary_dim": 4, "scoring_func": "sigmoid"},
+    "ModernBert": {"layer_norm_eps": 1e-5, "global_attn_every_n_layers": 3},
+    # it knows these by T5's name alone
+    "MT5Encoder": {"architectures": ["T5EncoderModel"]},
+    "UMT5Encoder": {"architectures": ["T5EncoderModel"]},
 }
 TABLES = {
     name: json.loads((FACTS.parents[1] / "families" / f"{name}.json").read_text("utf-8"))
-    for name in ("decoders", "more_decoders")
+    for name in ("decoders", "more_decoders", "encoders")
 }
 OF_TEXT = {"Gemma3", "Qwen3_5", "Llama4"}  # whose configs are beside those of images
 FITTING = {  # changes where the first case is one that llama.cpp has no words for
@@ -57,8 +61,26 @@ FITTING = {  # changes where the first case is one that llama.cpp has no words f
     "Phimoe": {"lm_head_bias": True},
     "Bert": {"add_pooling_layer": False},
     "NomicBert": {"pad_token_id": 0, "head_dim": 8},
+    "ModernBert": {"pad_token_id": 0, "local_attention": 8},
+    "XLMRoberta": {"pad_token_id": 1, "add_pooling_layer": False},
+    "T5": {
+        "tie_word_embeddings": False,
+        "feed_forward_proj": "gated-gelu",
+        "num_decoder_layers": 1,
+    },
+    "MT5": {"tie_word_embeddings": False},
+    "UMT5": {"tie_word_embeddings": False, "scale_decoder_outputs": False},
 }
-ENCODERS = ("Bert", "NomicBert")
+ENCODERS = (
+    "Bert",
+    "XLMRoberta",
+    "NomicBert",
+    "ModernBert",
+    "T5Encoder",
+    "MT5Encoder",
+    "UMT5Encoder",
+)
+PAIRS = ("T5", "MT5", "UMT5")
 MORE = {  # further cases, by their names in the families' tables
     "Llama": ["tied", "linear stretch", "wide heads", "biases"],
     "Qwen2": ["yarn, all said"],
@@ -68,33 +90,42 @@ MORE = {  # further cases, by their names in the families' tables
     "Granite": ["ones, biases"],
     "Exaone4": ["no window"],
     "Glm4Moe": ["normed queries, biases"],
+    "ModernBert": ["five blocks, silu"],
+    "T5": ["tied", "shallower decoder, odd heads"],
 }
 FAMILIES = (
     "Llama Mistral Mixtral Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Gemma2 Gemma3 Phi Phi3 Phimoe GPT2 GPTBigCode "
     "Starcoder2 StableLm Olmo2 Olmo3 Olmoe Granite SmolLM3 Exaone4 Cohere2 GptOss GPTNeoX Falcon Bloom Mpt "
-    "Glm4Moe MiniMaxM2 Lfm2 Mamba2 Bert NomicBert"
+    "Glm4Moe MiniMaxM2 Lfm2 Mamba2 Bert XLMRoberta NomicBert ModernBert T5 T5Encoder MT5 MT5Encoder UMT5 UMT5Encoder"
 )
 
 
 def cases():
     """The config of each case, as we publish it, by its name."""
     transformers = import_module("transformers")
-    older, newer = TABLES.values()
+    older, newer, encoders = TABLES.values()
+    five = {"num_hidden_layers": 5, "hidden_activation": "silu", "local_attention": 4}
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     for family in FAMILIES.split():
         known = older["settings"].get(family) or newer.get(family, {}).get("cases", {})
+        known = known or encoders["t5"] | {"five blocks, silu": FITTING["ModernBert"] | five}
         sizes = older["gpt2 sizes" if family == "GPT2" else "sizes"]
         sizes = newer[family]["sizes"] if family in newer else sizes
-        first = FITTING[family] if family in FITTING else next(iter(known.values()))
+        shape = family.removesuffix("Encoder")
+        sizes = encoders["t5 sizes"] | {"decoder_start_token_id": 0} if shape in PAIRS else sizes
+        first = FITTING[shape] if shape in FITTING else next(iter(known.values()))
         borrowed = newer["GPTBigCode"]["cases"] if family == "Falcon" else {}
         for name in ("", *MORE.get(family, ())):
             changes = (known | borrowed)[name] if name else first
-            settings = getattr(transformers, f"{family}{'Text' * (family in OF_TEXT)}Config")
+            settings = getattr(transformers, f"{shape}{'Text' * (family in OF_TEXT)}Config")
             settings = settings(**special | sizes | changes)
             raw = json.loads(settings.to_json_string(use_diff=False))
             head = "Model" if family in ENCODERS else "ForCausalLM"
             head = "LMHeadModel" if family == "GPT2" else head
+            head = "ForConditionalGeneration" if family in PAIRS else head
             raw |= {"architectures": [family + head], "model_type": settings.model_type}
+            # transformers writes that every T5 is tied, and leaves it to the files
+            raw |= changes if shape in PAIRS else {}
             recipe, cfg = recipes.read_config(raw)
             yield f"{family} {name}".strip(), recipes.write_config(cfg, recipe.name)[1]
 

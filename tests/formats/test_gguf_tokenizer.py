@@ -13,9 +13,13 @@ import pytest
 import regex
 from gguf import GGUFValueType, GGUFWriter
 
+from glassformer.core.tokenizer import framing
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.vocabulary import byte_alphabet
+from glassformer.formats.gguf_fields import fields_of
+from glassformer.formats.gguf_tokenizer import SPLITS
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.formats.tokenizer_forms import added_token, tokenizer_of
 from mistakes import mistake
 from tokenizer.test_tokenizer import IDENTITY, NASTY, SPECIAL, STORY, sentencepiece_model, streamed
 
@@ -47,7 +51,8 @@ def written(path, fields, tail=0):
     """A GGUF file with these fields and no tensors, and ``tail`` bytes of nothing behind."""
     writer = GGUFWriter(path, "llama")
     for name, value in fields.items():
-        writer.add_key_value(name, value, GGUFValueType.get_type(value))
+        kind = GGUFValueType.ARRAY if isinstance(value, bytes) else GGUFValueType.get_type(value)
+        writer.add_key_value(name, value, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -188,6 +193,66 @@ def test_phi3_is_its_tokenizer_json(shared_data):
         assert actual.encode(sample) == reference.encode(sample)
     assert actual.encode("<|end|>", special=True)[-1] == reference.id("<|end|>")
     assert actual.token(actual.eos) == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("name", ["spiece.model", "tokenizer.json"])
+def test_t5s_vocabulary_goes_out_and_back(shared_data, name, tmp_path):
+    """Pieces with scores, a table of replacements, 100 sentinels; the model's last 28 rows are no
+    tokens."""
+    reference = open_tokenizer(shared_data / "tok-t5" / name)
+    fields = fields_of(reference, 32_128)
+    assert fields["tokenizer.ggml.model"] == "t5"
+    assert len(fields["tokenizer.ggml.tokens"]) == 32_128
+    actual = open_tokenizer(written(tmp_path / "t5.gguf", fields))
+    for sample in [*NASTY, *SPECIAL, *STORY[:1], "[UNUSED32100] [PAD1]"]:
+        assert actual.encode(sample) == reference.encode(sample), repr(sample)
+    assert actual.size == reference.size
+    assert actual.sentinels == reference.sentinels
+    assert actual.encode("<extra_id_7></s>", special=True)[-2:] == [reference.sentinels[7], 1]
+    assert framing.source(actual, [5]) == framing.source(reference, [5]) == [5, 1]
+    assert framing.decoder_start(actual) == framing.decoder_start(reference) == [0]
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+def test_a_unigram_vocabulary_goes_out_and_back(spaces, tmp_path):
+    """As SentencePiece learns it, with pieces for the bytes of other characters."""
+    model = sentencepiece_model(
+        STORY,
+        vocab_size=330,
+        model_type="unigram",
+        byte_fallback=True,
+        remove_extra_whitespaces=spaces,
+        add_dummy_prefix=spaces,
+        hard_vocab_limit=False,
+        **({} if spaces else IDENTITY),
+    )
+    (tmp_path / "spiece.model").write_bytes(model)
+    reference = open_tokenizer(tmp_path / "spiece.model")
+    fields = fields_of(reference, reference.size + 3)
+    assert ("tokenizer.ggml.precompiled_charsmap" in fields) == spaces
+    actual = open_tokenizer(written(tmp_path / "a.gguf", fields))
+    for sample in [*NASTY, *SPECIAL, *STORY[:1]]:
+        assert actual.encode(sample) == reference.encode(sample), repr(sample)
+
+
+def test_an_encoders_byte_level_vocabulary_goes_out_and_back(tmp_path):
+    """ModernBERT's kind: composed characters, and tokens around a text."""
+    spec = json.loads(train_tokenizer("bpe", [*STORY, *NASTY], 400).to_json())
+    names = enumerate(("[CLS]", "[SEP]", "[PAD]", "[MASK]"), len(spec["model"]["vocab"]))
+    added = [added_token(id, name) for id, name in names]
+    pre = SPLITS["gpt-2"][0]
+    spec |= {"normalizer": {"type": "NFC"}, "pre_tokenizer": pre, "added_tokens": added}
+    reference = tokenizer_of(spec)
+    fields = fields_of(reference, reference.size)
+    assert fields["tokenizer.ggml.pre"] == "modern-bert"
+    actual = open_tokenizer(written(tmp_path / "a.gguf", fields))
+    for sample in [*NASTY, *SPECIAL, *STORY[:1]]:
+        assert actual.encode(sample) == reference.encode(sample), repr(sample)
+    assert actual.encode_pair("a", "b") == reference.encode_pair("a", "b")
+    assert (actual.cls, actual.sep, actual.pad, actual.mask) == tuple(
+        range(actual.size - 4, actual.size)
+    )
+    assert fields["tokenizer.ggml.add_eos_token"] and fields["tokenizer.ggml.add_bos_token"]
 
 
 def test_user_defined_tokens_are_found_whole(tmp_path):

@@ -43,7 +43,9 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 """What the field general.file_type calls the kind that most tensors have; these are written."""
 
-WHOLE = r"^position_embd|^token_types|_gate_inp|conv1d|conv\.weight$|norm|\.bias$|ssm_[ad]$"
+WHOLE = (
+    r"^position_embd|^token_types|_gate_inp|attn_rel_b|conv1d|conv\.weight$|norm|\.bias$|ssm_[ad]$"
+)
 """A regex of the tensors that are F32 in every file, beside vectors, for llama.cpp computes with no
 others."""
 
@@ -228,16 +230,18 @@ def save(
         "time; leave --numbers out to write them as they are, or convert the model that they were "
         f"made of with --numbers {kind}.",
     )
-    described, factors, entry = recipe.write_fields(model.config, model.family)
-    params = dict(model.named_parameters())
-    links = weights.links(recipe.table(model.config, entry), weights.shapes(model.config))
+    cfg, start = recipe.begin_at_zero(model.config)
+    params: dict[str, Tensor] = dict(model.named_parameters())
+    if start:
+        name_of_table = f"{cfg.main_body}.position.weight"
+        params[name_of_table] = params[name_of_table][start:]
+    described, factors, entry = recipe.write_fields(cfg, model.family)
+    links = weights.links(recipe.table(cfg, entry), weights.shapes(cfg))
     tensors = [
         (link, *_kind_and_shape(link, [params[name] for name in link.param_names], kind))
         for link in links
     ]
-    recipe.check(
-        model.config, described, {link.file_names[0]: shape for link, _, shape in tensors}, factors
-    )
+    recipe.check(cfg, described, {link.file_names[0]: shape for link, _, shape in tensors}, factors)
     architecture = described.pop("general.architecture")
 
     def put(beside: Path) -> None:
@@ -262,11 +266,14 @@ def save(
         fields |= (
             {"tokenizer.ggml.model": "none"}
             if tokenizer is None
-            else fields_of(tokenizer, model.config.embed.vocab)
+            else fields_of(tokenizer, cfg.embed.vocab)
         )
+        if cfg.embed.segments:
+            fields["tokenizer.ggml.token_type_count"] = cfg.embed.segments
         for key, value in fields.items():
-            number = type(value) is int  # not signed, as a list's are
-            kind_of_value = GGUFValueType.UINT32 if number else GGUFValueType.get_type(value)
+            # a number is not signed, as a list's are; bytes are a list of them
+            kinds = {int: GGUFValueType.UINT32, bytes: GGUFValueType.ARRAY}
+            kind_of_value = kinds.get(type(value)) or GGUFValueType.get_type(value)
             writer.add_key_value(key, value, kind_of_value)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -23,7 +23,7 @@ from ..core.errors import UserError, need
 from ..families import RECIPES, plain
 from ..families import read_config as read_published
 from ..families import write_config as write_published
-from ..families.decoder_pages import KINDS, blocks_of, rotary_of, write_scaling
+from ..families.decoder_pages import KINDS, blocks_of, rotary_of, stack, write_scaling
 from ..families.differences import differences
 from ..families.names import NameRule, Table
 
@@ -38,17 +38,21 @@ shared, words  words of the config.json by their fields
 defaults       what an absent field means: a value, or a product of fields
 constants      words that no field says: a value, or a product of words and fields
 yarn           words of the config.json's rope_scaling that no field says
-present        words that are true where the file holds a tensor
-if             fields that must be so for the entry to be chosen (true: there, and not zero)
+present        words that are true where the file holds a tensor: its name, or a list of it and of what
+               the word is without it and with it
+if             fields and tensors that must be so for the entry to be chosen (true: there, and not zero)
 only           "read" or "write", where it goes one direction
 written        fields that follow from others, and are written beside them: products of words and fields
 filled         fields that always have a value here
 kinds          what layer_types calls blocks of which a list of numbers is 0, and the others
 names          tensors that llama.cpp's table calls otherwise, or deals out to several
 turned         tensors that lie otherwise: axes, and what they hold of a number
-class          the architecture in transformers, where it is not the family's first
+class          the architecture in transformers, where it is not the family's first; of a family's entries,
+               that of the model's class writes it
+values         what a field may say, where llama.cpp takes the first of them for any other value
 rows           words that are the length of a tensor
 rotated        queries and keys lie with rotary pairs side by side
+unread         tensors that nothing ever reads
 offset         gains are written as 1 + gain
 
 ``harmless`` is a regex of fields that change nothing or are read beside the words, ``written`` the
@@ -68,6 +72,9 @@ ATTN_FACTOR, LENGTH = "rope.scaling.attn_factor", "rope.scaling.original_context
 POOLING = "pooling_type"
 POOLS: dict[Any, Any] = {1: "mean", 2: "first", 3: "last"}
 """Which vector stands for a text, by llama.cpp's pooling_type."""
+THETAS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
+"""Words of one theta each, by the table of a config.json's rope_parameters that says it."""
+EVERY = "global_attn_every_n_layers"  # of layer_types
 SHARES = ("partial_rotary_factor", "rotary_pct")  # of a head that turns
 REAL = re.compile(
     r".*(epsilon|scale|softcapping|freq_base(_swa)?|factor|beta_\w+|alibi_bias|clamp_kqv)"
@@ -129,10 +136,14 @@ def _read_config(
     if type(later := values.get("nextn_predict_layers")) is int and "block_count" in values:
         values["block_count"] -= later
     entry = next(
-        entry for entry in ENTRIES if entry["architecture"] == kind and _fits(entry, values)
+        entry
+        for entry in ENTRIES
+        if entry["architecture"] == kind and _fits(entry, {**shapes, **values})
     )
     raw: Fields = {"architectures": [entry.get("class", RECIPES[entry["recipe"]].architectures[0])]}
-    raw |= {word: name in shapes for word, name in entry.get("present", {}).items()}
+    for word, tensor in entry.get("present", {}).items():
+        name, *sides = [tensor] if isinstance(tensor, str) else tensor
+        raw[word] = (sides or (False, True))[name in shapes]
     raw |= {word: (*shapes.get(name, ()), 0)[0] for word, name in entry.get("rows", {}).items()}
     table = shapes.get("token_embd.weight", ())
     need(len(table) == 2, f"{source} has no token_embd.weight; convert the model again.")
@@ -155,6 +166,7 @@ def _read_config(
     for field, value in values.items():
         fits = value == fitting[field] if field in fitting else value in (None, 0, 1.0, False)
         covered = field in entry["all"].values() or (field == POOLING and pool)
+        covered = covered and value in entry.get("values", {}).get(field, [value])
         need(
             fits or bool(covered or re.fullmatch(DATA["harmless"], field)),
             f"{source} says {kind}.{field} is {str(value)[:40]}, which is not read from GGUF here.",
@@ -269,6 +281,18 @@ def long_factor(factor: float, length: int) -> float:
 # -------------------------------------------------------------------------------------- writing
 
 
+def begin_at_zero(model: config.Model) -> tuple[config.Model, int]:
+    """The model whose learned positions begin at row 0 of their table, and the number of rows that
+    stood before (RoBERTa's two, which nothing reads)."""
+    body = stack(model)
+    position: Any = body.position
+    start = getattr(position, "start", 0)
+    if not start:
+        return model, 0
+    changed: Any = {model.main_body: replace(body, position=replace(position, start=0))}
+    return replace(model, **changed), start
+
+
 def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors, Fields]:
     """The fields that describe a model, the architecture first, the factors of its rotary
     frequencies, and the entry that describes it."""
@@ -280,8 +304,11 @@ def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors
         bool(entries),
         f"A GGUF file holds {', '.join(ARCHITECTURES)} as written here, not {recipe.name}; save it as hf.",
     )
+    entries.sort(key=lambda entry: entry.get("class") in raw["architectures"])
     entry, fields = entries[-1], dict(entries[-1].get("filled", {}))
+    schemes = raw.get("rope_parameters") or {}
     raw |= {"rope_theta": rotary_of(model).theta}
+    raw |= {word: schemes[kind]["rope_theta"] for kind, word in THETAS.items() if kind in schemes}
     for word, field in entry["all"].items():
         value = _to_field(word, raw.get(word), raw, entry)
         if value is not None:
@@ -321,6 +348,9 @@ def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors
 
 def _to_field(word: str, value: Any, raw: Fields, entry: Fields) -> Any:
     """A field's value, of its word's."""
+    if word == EVERY:  # the block after the first that sees everything; llama.cpp takes no 1
+        gap = [*raw["layer_types"][1:], KINDS[0]].index(KINDS[0])
+        return gap + 1 if gap else None
     if word == "layer_types" and "kinds" in entry:
         return [raw["num_key_value_heads"] * entry["kinds"].index(kind) for kind in value]
     if word == "layer_types":
@@ -386,7 +416,8 @@ def table(model: config.Model, entry: Fields) -> Table:
             count = heads.get(tensor, rule.heads)
             renamed.append(NameRule(name, params, axes=axes, heads=count, numbers=numbers))
     copies = (("output.weight", "token_embd.weight"),)
-    return Table(tuple(renamed), ignore=(FACTORS, *LONG_FACTORS.values()), copies=copies)
+    unread = (FACTORS, *LONG_FACTORS.values(), *entry.get("unread", ()))
+    return Table(tuple(renamed), ignore=unread, copies=copies)
 
 
 def _names(rule: NameRule, entry: Fields, names: Any) -> list[tuple[str, str | tuple[str, ...]]]:
@@ -402,5 +433,6 @@ def _names(rule: NameRule, entry: Fields, names: Any) -> list[tuple[str, str | t
     published = rule.file_name.replace("{i}", "0").replace(".{e}", "")
     for spelling in (published, published.partition(".")[2]):
         if name := names.get_name(spelling, (".weight", ".bias")):
-            return [(name.replace("blk.0.", "blk.{i}."), rule.param_names)]
+            block = "blk.{i}." if "{i}" in rule.file_name else "blk.0."
+            return [(name.replace("blk.0.", block), rule.param_names)]
     return []

@@ -3,18 +3,18 @@ compared."""
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Any
 
 from ..core.errors import UserError, need
 from ..core.tokenizer.tokenizer import Tokenizer
 from ..core.tokenizer.tokenizer_json import Spec, steps
-from .gguf_tokenizer import SPLITS, WHOLE_WORDS, from_fields
+from .gguf_tokenizer import COMPOSED, PARTS, SPLITS, WHOLE_WORDS, from_fields
 from .sentencepiece import BYTE, CONTROL, MARK, NORMAL, UNKNOWN, UNUSED, USER
 from .tokenizer_forms import tokenizer_of
 
 PREFIX = "tokenizer.ggml."
-ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 SAMPLE = (
     "Once upon a time,  there were 1234567 owls\n\n\tand they didn't WE'LL see: naïve café - 你好, "
     "мир! 🦉🦉 x_y=3.14; "
@@ -31,8 +31,9 @@ def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     refused = (
         "llama.cpp has no words for how this tokenizer splits a text; write the file without it"
     )
-    pieces = isinstance(model.get("merges"), list) and model.get("byte_fallback")
-    need(model.get("type") == "BPE", f"{refused} (a {model.get('type')} vocabulary).")
+    scored = model.get("type") == "Unigram"
+    pieces = scored or (isinstance(model.get("merges"), list) and model.get("byte_fallback"))
+    need(scored or model.get("type") == "BPE", f"{refused} (a {model.get('type')} vocabulary).")
     model_fields = _pieces(spec) if pieces else _byte_level(spec)
     need(model_fields is not None, f"{refused}.")
     assert model_fields is not None
@@ -49,11 +50,13 @@ def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     ]
     if pieces:
         fields[f"{PREFIX}scores"] = _scores(spec, names)
-    for role, name in ROLES.items():
+    for role, name in PARTS.items():
         token = tokenizer.roles.get(role)
         if token is not None and (id := tokenizer.id(token)) is not None:
             fields[f"{PREFIX}{name}_token_id"] = id
     fields[f"{PREFIX}add_bos_token"] = tokenizer.bos is not None and tokenizer.bos != tokenizer.eos
+    if None not in (tokenizer.cls, tokenizer.sep):  # an encoder's texts are closed, too
+        fields |= {f"{PREFIX}add_eos_token": True, f"{PREFIX}add_sep_token": True}
     back = tokenizer_of(*from_fields(fields, "The file"))
     equal = all(
         back.encode(text) == tokenizer.encode(text)
@@ -79,7 +82,9 @@ def _byte_level(spec: Spec) -> dict[str, Any] | None:
     """GPT-2's kind, with llama.cpp's name for the split; None where it has none."""
     merges, words = spec["model"].get("merges"), bool(spec["model"].get("ignore_merges"))
     before = [_deciding(step) for step in steps(spec.get("pre_tokenizer"))]
-    for name, split in SPLITS.items() if isinstance(merges, list) else ():
+    composes = any(step["type"] == "NFC" for step in steps(spec.get("normalizer")))
+    splits = sorted(SPLITS.items(), key=lambda item: (item[0] in COMPOSED) != composes)
+    for name, split in splits if isinstance(merges, list) else ():
         if (name in WHOLE_WORDS) == words and [_deciding(step) for step in split] == before:
             return {"model": "gpt2", "pre": name, "merges": [" ".join(pair) for pair in merges]}
     return None
@@ -92,15 +97,35 @@ def _deciding(step: Spec) -> dict[str, Any]:
 
 
 def _pieces(spec: Spec) -> dict[str, Any]:
-    """SentencePiece's kind."""
-    normal = list(steps(spec.get("normalizer")))
-    trims = any(step["type"] == "Replace" and "Regex" in step.get("pattern", {}) for step in normal)
-    prepends = any(step["type"] == "Prepend" and step.get("prepend") == MARK for step in normal)
-    return {"model": "llama", "add_space_prefix": prepends, "remove_extra_whitespaces": trims}
+    """SentencePiece's kinds."""
+    before = [*steps(spec.get("normalizer")), *steps(spec.get("pre_tokenizer"))]
+    trims = any(
+        step["type"] == "WhitespaceSplit"
+        or (step["type"] == "Replace" and "Regex" in step.get("pattern", {}))
+        for step in before
+    )
+    prepends = any(
+        step.get("prepend") == MARK
+        or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
+        for step in before
+    )
+    fields: dict[str, Any] = {
+        "model": "t5" if spec["model"]["type"] == "Unigram" else "llama",
+        "pre": "default",
+        "add_space_prefix": prepends,
+        "remove_extra_whitespaces": trims,
+    }
+    for step in before:
+        if step["type"] == "Precompiled":
+            fields["precompiled_charsmap"] = base64.b64decode(step["precompiled_charsmap"])
+    return fields
 
 
 def _scores(spec: Spec, names: list[str]) -> list[float]:
-    """A score for each piece: the earlier it is merged, the higher."""
+    """A score for each piece: that of a Unigram, of a BPE the higher the earlier it is merged."""
+    if spec["model"]["type"] == "Unigram":
+        scores = dict(spec["model"]["vocab"])
+        return [float(scores.get(name, 0.0)) for name in names]
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(spec["model"]["merges"]):
         ranks.setdefault("".join(pair), rank)

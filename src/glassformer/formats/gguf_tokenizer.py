@@ -66,7 +66,7 @@ WORDS_OF_BLOOM = cut(r" ?[^(\s|.,!?…。，、।۔،)]+")
 SPLITS: dict[str, list[Spec]] = {
     name: steps
     for names, steps in (
-        ("gpt-2 phi-2 roberta-bpe mpt olmo exaone4 granite-docling", [GPT2]),
+        ("gpt-2 phi-2 roberta-bpe modern-bert mpt olmo exaone4 granite-docling", [GPT2]),
         ("starcoder refact command-r smollm", [DIGITS, GPT2]),
         (
             "llama-bpe llama3 llama-v3 dbrx smaug-bpe chatglm-bpe glm4 lfm2",
@@ -105,7 +105,8 @@ SPLITS: dict[str, list[Spec]] = {
 say it."""
 # a word that is an entry needs no merges
 WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken", "lfm2"}
-COMPOSED = {"mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "megrez"}  # Unicode NFC first
+# Unicode NFC first
+COMPOSED = {"modern-bert", "mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "megrez"}
 
 
 # ------------------------------------------------------------------------------------ the
@@ -193,6 +194,10 @@ def _pieces(fields_by_key: dict[str, Any], entries: list[VocabularyEntry], sourc
     unknown = fields_by_key.get("unknown_token_id")
     if unknown is None:
         unknown = [entry.kind for entry in entries].index(UNKNOWN)
+    unigram = fields_by_key["model"] == "t5"
+    # rows behind the vocabulary, whose names no text may write
+    while unigram and entries and entries[-1].kind == UNUSED:
+        entries = entries[:-1]
     pieces = []
     for id, (text, score, kind) in enumerate(entries):
         kind = UNKNOWN if id == unknown else UNUSED if kind == UNKNOWN else kind
@@ -207,7 +212,7 @@ def _pieces(fields_by_key: dict[str, Any], entries: list[VocabularyEntry], sourc
         raise ValueError("its table of character replacements is damaged")
     model = sentencepiece.SentencePieceModel(
         pieces=pieces,
-        algorithm=UNIGRAM if fields_by_key["model"] == "t5" else BPE,
+        algorithm=UNIGRAM if unigram else BPE,
         charsmap=charsmap,
         dummy_prefix=bool(fields_by_key.get("add_space_prefix", True)),
         fewer_spaces=bool(fields_by_key.get("remove_extra_whitespaces", False)),

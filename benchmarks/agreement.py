@@ -16,7 +16,9 @@ import torch
 
 import glassformer
 
-NOUNS = "girl boy cat dog bird toy tree ball flower friend bear car".split()
+NOUNS = [
+    "girl", "boy", "cat", "dog", "bird", "toy", "tree", "ball", "flower", "friend", "bear", "car",
+]  # fmt: skip
 OPENINGS = ("The little", "One day, the", "Once upon a time, the big", "Tom saw that the")
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +26,7 @@ from glassformer.runs import run_config, run_file
 from mistakes import mistake
 
 ROOT = Path(__file__).parents[1]
+LOCKS = ("pyproject.toml", "constraints.txt")
 
 
 def compilers():
@@ -202,6 +204,8 @@ def test_every_pip_line_names_what_exists():
                 if name.strip("'\"").partition("/")[0] in ("glassformer", "WHEEL", ".", ""):
                     assert set(extra.split(",")) <= extras.keys() - {"{extra}"}, (path, line)
                     found |= set(extra.split(","))
+        # no index has it, so a stranger's might be fetched
+        assert not re.search(r"pip install [^\n`]*\bglassformer\b(?![\[\\.*-])", text), path
     assert {"serve", "page", "all"} <= found
     messages = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     names = {
@@ -209,7 +213,49 @@ def test_every_pip_line_names_what_exists():
         for line in re.findall(r"pip install ([a-z][\w -]*)[.,;]", messages)
         for name in line.split()
     }
+    packages -= {"glassformer"}
     assert names <= packages | {"ziglang"}, names - packages
+
+
+@pytest.mark.skipif(not (ROOT / ".github").is_dir(), reason="an sdist has no workflows")
+def test_what_is_tested_and_released_is_installed_by_hash():
+    """torch by its version, and ours from its sources without what pip would fetch to build it."""
+    files = [*(ROOT / ".github/workflows").glob("*.yml"), ROOT / "deploy/Dockerfile"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files).replace("\\\n", " ")
+    lines = [line.strip() for line in re.findall(r"pip install ([^\n&]+)", text)]
+    assert len(lines) >= 8
+    for line in lines:
+        by_hash = "--no-deps --require-hashes" in line
+        torch = line.endswith("torch") and "-c constraints.txt" in line
+        sources = re.search(r"--no-deps --no-build-isolation (-e )?\.$", line)
+        assert by_hash or torch or sources, line
+
+
+NPM = [("ENOTFOUND registry.npmjs.org", 0, "NOT compared"), ("EINTEGRITY", 2, "npm ci failed")]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("error, code, words", NPM)
+def test_an_npm_that_fails_is_heard_of(tmp_path, error, code, words):
+    """Without it nobody compares the page with its sources."""
+    npm = tmp_path / "bin/npm"
+    for path in (npm, *(tmp_path / name for name in ("web/package-lock.json", *LOCKS))):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    npm.write_text(f"#!/bin/sh\necho 'npm error {error}' >&2\nexit 1\n")
+    npm.chmod(0o755)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+
+    def make(*targets):
+        env = {name: text for name, text in os.environ.items() if "MAKE" not in name}
+        env["PATH"] = f"{npm.parent}:{env['PATH']}"
+        return subprocess.run(
+            ["make", *targets], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+
+    done = make("web/node_modules/.package-lock.json")
+    assert done.returncode == code and words in done.stdout, done
+    assert all("npm ci" in make("-n", target).stdout for target in ("test", "test-all"))
 
 
 def test_the_version_is_one():

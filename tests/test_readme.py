@@ -84,6 +84,7 @@ def test_the_first_example_prints_what_stands_below_it(monkeypatch, capsys):
 
 def test_the_front_page_is_one_screen():
     assert len(PAGES[0].splitlines()) < 120
+    assert "\n## Install\n" in PAGES[0] and "](docs/page-attention.png)" in PAGES[0]
 
 
 @pytest.mark.parametrize("verb", ["look", "why"])

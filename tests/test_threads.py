@@ -4,8 +4,10 @@ it."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -175,6 +177,11 @@ print(*(parameter.grad.double().sum().item().hex() for parameter in model.parame
 steps = glassformer.generate(model.eval(), None, [5] * 64, max_new=48, temperature=0, eos=())
 print(*(step.logprob.hex() for step in steps))
 """
+
+
+def test_threads_of_the_kernels_spin_no_longer():
+    source = Path(shared_library.__file__).with_name("pool.c").read_text()
+    assert int(re.search(r"SPINS = (\d+)", source)[1]) <= threads.SPIN
 
 
 def test_how_threads_wait_changes_no_bit():

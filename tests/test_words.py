@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 # Words of the work, and dates of it. Digits are a class so that this file does not speak of itself.
 WORK = re.compile(
     r"\b(lab book|stranger's list|architect\b(?!ure)|helpers? beside|issues? \d+|session "
-    r"\d+|2026-\d\d-\d\d)\b",
+    r"\d+|2026-\d\d-\d\d|\d\d:\d\d:\d\d by the|on (this|that) day|what issues|readers "
+    r"found)\b",
     re.I,
 )
 

@@ -56,6 +56,7 @@ def home(tmp_path_factory):
         "labels.tsv": labels,
         "labels.short": ["one line"],
         "other.tsv": ["a cat\tblue"],
+        "long": ["the cat sat " * 500],
     }
     for name, lines in texts.items():
         (folder / name).write_text("\n".join(lines) + "\n")
@@ -108,6 +109,12 @@ def test_blanks_and_vectors(terminal):
     assert len(terminal.json("fill masked 'the ___ sat on the ___' --order sure")[0]) == 5
     terminal("embed masked 'the cat' 'a dog' --out vectors.safetensors")
     assert load_file("vectors.safetensors")["vectors"].shape == (2, 32)
+
+
+@pytest.mark.parametrize("command", ["embed masked", "classify labels"])
+def test_a_text_is_cut_where_that_is_asked_for(command, terminal):
+    terminal(f"{command} --prompts long --truncate")
+    assert "1 of 1 texts were truncated" in terminal.notes
 
 
 @pytest.mark.parametrize(

@@ -401,6 +401,25 @@ def test_guesses_after_the_end_are_not_taken():
         assert [event.finish_reason for event in events[:-1]] == [None] * (length - 1)
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_that_ends_takes_no_guesses_while_its_request_goes_on(seed):
+    """Ends are drawn in the middle of right guesses, of each row at another place."""
+    model = tiny.model(tiny.DECODERS["llama"])
+    request = Request(
+        [1] * 20, n=4, seed=seed, max_new=30, stop_tokens=(2,), logit_bias={1: 50.0, 2: 46.0}
+    )
+    answers, accepted = [], []
+    for lookup in (False, True):
+        with Engine(model, lookup=lookup) as engine:
+            rows = engine.submit(request).result().completions
+            answers.append([(row.tokens, row.finish_reason) for row in rows])
+            accepted.append(engine.stats().accepted_tokens)
+    assert answers[0] == answers[1]
+    assert accepted[0] == 0 < accepted[1]
+    assert len({len(tokens) for tokens, _ in answers[0]}) > 2
+
+
 def test_one_client_cannot_starve_another():
     """Eight choices in every place: a client that comes later has a place at once, and room in the
     queue."""

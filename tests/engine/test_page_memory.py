@@ -117,8 +117,10 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_request(mapped
         prepacked_view(mapped(model, None))
 
 
-def test_half_of_what_is_free_is_taken(monkeypatch):
-    model = tiny.model(tiny.DECODERS["llama"])
-    page = plan_memory(model, None, 8, None).nbytes // 16
-    monkeypatch.setattr(page_memory, "available_memory", lambda *device: 10 * page)
-    assert plan_memory(model, None, 8, None).nbytes == 5 * page
+@pytest.mark.parametrize("name, count", [("llama", 16), ("mamba2", 8)])
+def test_half_of_what_is_free_is_taken(name, count, monkeypatch):
+    """Of pages, and of states."""
+    model = tiny.model(tiny.ALL[name])
+    unit = plan_memory(model, None, 8, None).nbytes // count
+    monkeypatch.setattr(page_memory, "available_memory", lambda *device: 10 * unit)
+    assert plan_memory(model, None, 8, None).nbytes == 5 * unit

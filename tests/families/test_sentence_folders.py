@@ -185,8 +185,7 @@ def test_scores_of_a_cross_encoder(kind, act, newest, tmp_path, shared_data):
     assert scores.std() > 1e-3
     store.save(model, tmp_path / "ours", tokenizer, layout="hf")
     assert store.load(tmp_path / "ours")[0].config == model.config
-    if act.endswith("Sigmoid"):  # without a word theirs takes one, and ours gives the value
-        assert_close(scores_of(tmp_path / "ours").float(), scores, rtol=0.0, atol=TOLERANCE)
+    assert_close(scores_of(tmp_path / "ours").float(), scores, rtol=0.0, atol=TOLERANCE)
 
 
 def test_an_activation_that_nothing_here_does_is_refused(tmp_path, shared_data):
@@ -221,6 +220,24 @@ def test_labels_by_name_are_those_of_a_pipeline(kind, problem, tmp_path, shared_
                 dict(zip(result.names, row.tolist(), strict=True)), reference, rtol=0.0, atol=1e-5
             )
         assert json.loads((path / "config.json").read_text()).get("problem_type") == problem
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert", "Electra"])
+def test_a_number_for_a_text_stays_one(kind, tmp_path, shared_data):
+    """Where nothing is said of one label, a pipeline takes its sigmoid."""
+    kind = f"{kind}ForSequenceClassification"
+    options = {"num_labels": 1, "problem_type": "regression"}
+    folder = folder_of(kind, tmp_path / "theirs", shared_data, **options)
+    model, tokenizer = store.load(folder)
+    store.save(model, tmp_path / "ours", tokenizer, layout="hf")
+    numbers = glassformer.classify(model, tokenizer, TEXTS).probabilities[:, 0].tolist()
+    for path in (folder, tmp_path / "ours"):
+        pipeline = transformers.pipeline("text-classification", str(path), top_k=None)
+        reference = [answers[0]["score"] for answers in pipeline(TEXTS)]
+        assert_close(numbers, reference, rtol=0.0, atol=1e-5)
+    edit_json(folder / "config.json", id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
+    with mistake('"problem_type" is "regression" with several numbers'):
+        Checkpoint.open(folder)
 
 
 def test_a_problem_that_tokens_do_not_have_is_refused(tmp_path, shared_data):

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -140,6 +141,22 @@ def test_a_check_has_a_largest_memory(checker, tmp_path):
     assert check(code.replace("COUNT", "7"), checker, tmp_path).state == "failed"
     verdict = check(code.replace("COUNT", "9"), checker, tmp_path)
     assert verdict.state == "error" and "a check may take 2 GiB" in verdict.message, verdict
+
+
+def test_the_page_says_the_limits_and_that_they_are_no_sandbox():
+    page = Path(__file__).parents[2] / "docs/learn.md"
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    seconds = [find(name).seconds for name in ("causal-mask", "mini-transformer")]
+    memory, processes = limited_process.MEMORY >> 30, limited_process.PROCESSES
+    for sentence in (
+        "{:g} seconds of the processor (mini-transformer: {:g})".format(*seconds),
+        f"{memory} GiB of memory and {processes} processes",
+        f"may be {limited_process.FILE >> 20} MiB long",
+        "They are not a sandbox: the code has your rights",
+    ):
+        assert sentence in text, sentence
+    assert limited_process.WALL == 5 and "more than five times its seconds" in text
+    assert limited_process.__doc__ is not None and "It is no sandbox" in limited_process.__doc__
 
 
 FORKS = """

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import glassformer
+from glassformer.core.generation.sample import Sampling
 from glassformer.core.tokenizer import train
-from glassformer.serve.engine import Event
+from glassformer.serve.engine import Engine, Event, Request
 from glassformer.serve.scored_tokens import TokenBuffer
 
 from .conftest import events
@@ -46,6 +47,38 @@ def test_the_tokens_are_those_of_generate(server, chat_model, seed, temperature)
     assert choice["text"] == output.text and choice["finish_reason"] == "length"
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(output.logprobs[0], abs=2e-5)
     assert answer["usage"]["completion_tokens"] == 24 and answer["object"] == "text_completion"
+
+
+SAMPLED = [
+    {"top_k": 3},
+    {"top_p": 0.3},
+    {"min_p": 0.3},
+    {"repetition_penalty": 3.0},
+    {"temperature": 0.2},
+]
+PENALISED = [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"logit_bias": {5: 20.0}}]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_each_field_of_sampling_is_obeyed(server, chat_model, path):
+    """Reference: the engine in process with that setting alone."""
+    model, tokenizer = glassformer.load(chat_model, dtype="float32")
+    messages = [{"role": "user", "content": "O Romeo"}]
+    chat = "chat" in path
+    prompt = "user: O Romeo\nassistant:" if chat else "O Romeo"
+    body = {"messages": messages} if chat else {"prompt": prompt}
+    body |= {"max_tokens": 48, "seed": 7, "ignore_eos": True}
+    texts = list[str]()
+    with Engine(model, tokenizer) as engine:
+        for field in [{}, *SAMPLED, *PENALISED]:
+            sampling = Sampling(**(field if field in SAMPLED else {}))
+            options: dict[str, Any] = field if field in PENALISED else {}
+            ids = tokenizer.encode(prompt)
+            request = Request(ids, sampling=sampling, max_new=48, seed=7, stop_tokens=(), **options)
+            texts.append(engine.submit(request).result().completions[0].text)
+            (choice,) = server.json(path, {**body, **field})["choices"]
+            assert (choice["message"]["content"] if chat else choice["text"]) == texts[-1], field
+    assert len(set(texts)) == len(texts)
 
 
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}])

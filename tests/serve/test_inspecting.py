@@ -4,17 +4,24 @@ changed by it."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from starlette.testclient import TestClient
 
 import glassformer
 import served
+import tiny
+from glassformer import config as c
 from glassformer import sight as inspection
 from glassformer.cli import main
 from glassformer.core.generation.sample import Sampling
+from glassformer.core.nn import build_model
+from glassformer.formats import store
+from glassformer.serve import app, served_models
 from glassformer.serve.engine import Engine, Request
 from glassformer.sight import edits
 
@@ -276,6 +283,25 @@ def test_an_encoder_decoder_and_its_source(server, other_models):
         assert output["lens"]["top"] == logit_lens.top
         likely = inspection.predictions(model, tokenizer, ids, 5, source=source, edits=changes)
         assert output["top_tokens"][-1]["next"][0]["token"] == likely[-1]["next"][0]["token"]
+
+
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_labels_of_pairs_and_decoders_are_looked_into(name, tmp_path):
+    """Both sides of a pair read the one text, as in a look in process."""
+    pool = c.Pool("last", "tanh", labels=3)
+    cfg = replace(served.worded(tiny.ALL[name]), head=None, pool=pool)
+    store.save(build_model(cfg, seed=3), tmp_path, served.tokenizer("bpe"), layout="glassformer")
+    names = ["*.pattern", "*.0.resid", "pool.write"]
+    model, tokenizer = opened(tmp_path)
+    limits = served_models.EngineLimits()
+    models = served_models.open_models([str(tmp_path)], limits, dtype="float32")
+    try:
+        with TestClient(app.application(models, "0", hosts=None)[0]) as client:
+            answer = client.post(INSPECT, json={"prompt": "the cat sat", "inspect": names})
+    finally:
+        models.close()
+    assert answer.status_code == 200, answer.text
+    of_look(answer.json()["values"], glassformer.look(model, tokenizer, "the cat sat", *names))
 
 
 def test_translations_with_a_look_inside(server, other_models):

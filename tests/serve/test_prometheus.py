@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import tiny
 from glassformer.serve.asgi.replies import RequestStats
 from glassformer.serve.engine import Engine, QueueFull, Request
+from glassformer.serve.engine.engine import Stats
 from glassformer.serve.lanes import Lanes
 from glassformer.serve.prometheus import Metrics
 from glassformer.serve.served_models import Context, cancel, submit
@@ -151,6 +153,23 @@ def test_the_names_are_vllms_and_the_gauges_are_shares(server):
     for name in names:
         assert f"glassformer:{name}{{" in text, name
     assert 0 <= server.metric("kv_cache_usage_perc") <= 1 and "_created" not in text
+
+
+def test_each_number_stands_under_its_name():
+    numbers = {
+        "num_requests_running": "running",
+        "num_requests_waiting": "waiting",
+        "kv_cache_usage_perc": "used_share",
+        "num_preemptions_total": "preempted",
+        "spec_decode_num_draft_tokens_total": "drafted_tokens",
+        "spec_decode_num_accepted_tokens_total": "accepted_tokens",
+    }
+    stats = Stats(*range(100, 100 + len(fields(Stats))))
+    engine: Any = SimpleNamespace(stats=lambda: stats)
+    text = Metrics({"tiny": engine}).text().decode()
+    for name, number in numbers.items():
+        line = f'glassformer:{name}{{model_name="tiny"}} {float(getattr(stats, number))}'
+        assert line in text.splitlines(), name
 
 
 def test_times_add_up(server):

@@ -77,6 +77,16 @@ def test_every_format_passes(name, dtype):
         assert result["engine prefill / eager"].status == "pass"
 
 
+@pytest.mark.parametrize("name", ["gpt2", "vaswani"])
+def test_texts_may_fill_the_table_of_positions(name):
+    """Columns of padding are no positions; texts have 12 tokens here."""
+    table = config.Learned(12)
+    sides = config.stacks(tiny.ALL[name]).items()
+    learned = {side: replace(stack, position=table) for side, stack in sides}
+    result = checks(tiny.model(replace(tiny.ALL[name], context=12, **learned)))
+    assert not failing(result), "\n".join(check.line() for check in failing(result).values())
+
+
 def test_the_continuation_is_the_plain_pass_own_and_greedy():
     model = tiny.model("llama")
     args, new = probes.draw(model, None, 6)

@@ -39,13 +39,20 @@ MODES: dict[str, Literal["first", "last", "mean", "max"]] = {
     "max": "max",
     "lasttoken": "last",
 }
-# whether a text may have several labels
+# whether a text may have several labels; none of a number
 PROBLEMS = {
     "none": False,
-    "regression": False,
+    "regression": None,
     "single_label_classification": False,
     "multi_label_classification": True,
 }
+SCORES = (  # of a label alone: a number, or its sigmoid
+    {
+        "problem_type": "regression",
+        "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"},
+    },
+    {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+)
 FLAGS = {  # how versions before 6 said it, each true or false
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -156,6 +163,10 @@ def read_score(raw: ConfigReader, model: config.Model) -> config.Model:
             f'{raw.source}: "problem_type" is for labels of a text, and here each token has its own.',
         )
         return model
+    need(
+        several is not None or pool.labels == 1,
+        f'{raw.source}: "problem_type" is "regression" with several numbers; use a model with one.',
+    )
     allowed = ("Identity", "Sigmoid") if pool.labels == 1 else ("Identity", "Sigmoid", "Softmax")
     need(
         named in allowed,
@@ -166,13 +177,14 @@ def read_score(raw: ConfigReader, model: config.Model) -> config.Model:
 
 
 def write_score(model: config.Model) -> Settings:
-    """The words that say of labels that each has a probability of its own."""
+    """The words that say of labels that each has a probability of its own, and of one label whether it
+    is a number: where nothing is said, both libraries take its sigmoid."""
     pool = model.pool
-    if pool is None or not pool.labels or not pool.sigmoid:
+    if pool is None or not pool.labels:
         return {}
     if pool.labels == 1:
-        return {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
-    return {"problem_type": "multi_label_classification"}
+        return SCORES[pool.sigmoid]
+    return {"problem_type": "multi_label_classification"} if pool.sigmoid else {}
 
 
 def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
@@ -199,9 +211,7 @@ def write_config(model: config.Model) -> tuple[config.Model, Settings]:
     encoder = isinstance(model, config.Encoder) and model.head is None
     if not encoder or pool is None or pool.labels or pool.transform is not None:
         score = write_score(model)
-        return (
-            replace(model, pool=replace(pool, sigmoid=False)) if pool and score else model
-        ), score
+        return (replace(model, pool=replace(pool, sigmoid=False)) if pool else model), score
     position = config.stacks(model)["encoder"].position
     context = position.length if isinstance(position, config.Learned) else model.context
     mode = next((key for key, of in MODES.items() if of == pool.mode), None)

@@ -2,8 +2,9 @@
 text.
 
 Decoders are looked into by the engine, in the steps in which the text is read and continued: what
-its pages hold is not computed again, and nobody else's answer changes by a bit. Encoders and
-encoder-decoders make a pass of their own on the same weights, in a thread, one at a time. A wish is
+its pages hold is not computed again, and nobody else's answer changes by a bit. Other models
+(encoders, encoder-decoders, decoders that end in labels) make a pass of their own on the same
+weights, in a thread, one at a time. A wish is
 
     lens             what each depth would say (the logit lens) at the positions
     top_tokens       for each token its log-probability and the likeliest tokens after it
@@ -24,6 +25,7 @@ from typing_extensions import TypedDict
 
 from ..core import config
 from ..core.files import JsonObject
+from ..core.nn.encoders import shifted
 from ..sight import lens, looking, streams
 from ..sight.axes import keyed
 from ..sight.inputs import token_ids
@@ -90,20 +92,23 @@ class Inspection(TypedDict):
 async def inspect(context: Context, body: InspectRequest) -> Inspection:
     """Named values, the logit lens and top tokens of one forward pass, optionally edited."""
     served = context.served
+    cfg: Any = served.config
     source = None
     text = single_text(body.prompt, "prompt")
-    pair = served.config.has_source
-    if body.source is None:
-        message = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
-        refuse(pair, message, "source")
-    else:
+    pair = cfg.has_source
+    if body.source is not None:
         refuse(not pair, "Only an encoder-decoder has a source; leave it out.", "source")
         source = await _encode_pair(context, single_text(body.source, "source"), False, "source")
-    if pair:
+    if pair and source is None and (cfg.pool or cfg.token_head):  # both sides read one text
+        source = await _encode_pair(context, text, False, "prompt")
+        ids = shifted(torch.tensor([source]), None, cfg.start)[0].tolist()
+    elif pair:
+        message = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
+        refuse(source is None, message, "source")
         ids = await _encode_pair(context, text, True, "prompt")
     else:
         (ids,) = await context.encode_prompts([text])
-    if not isinstance(served.config, config.Decoder):
+    if not isinstance(cfg, config.Decoder) or cfg.head is None:
         context.tally.model = served.id
         context.tally.prompt_tokens = len(ids)
         return await context.run_heavy(run_inspection, served, ids, body, source)

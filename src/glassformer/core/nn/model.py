@@ -193,8 +193,8 @@ class Model(TracedModule):
             raise UserError(
                 f"tokens are {tuple(tokens.shape)} {tokens.dtype}; give integers (batch, length)."
             )
-        reached = tokens.shape[1] + (cache.length if cache is not None else 0)
-        if pos is None and reached > self.limit:
+        reached = tokens.shape[1] + (cache.length if cache is not None and cache.contiguous else 0)
+        if pos is None and reached > self.limit:  # padding has no position
             hint = longer_hint(self.config)
             raise UserError(
                 f"{reached} tokens are past the {self.limit} positions this model "

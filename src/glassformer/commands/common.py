@@ -1,4 +1,4 @@
-"""How the commands print results and notes, and the files and folders that they write."""
+"""Results, notes, files and folders of the commands: printed and written in one way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command line's words are read, and what is said to a slip."""
+"""The parser of the command line: options from signatures, and one sentence for a slip."""
 
 from __future__ import annotations
 

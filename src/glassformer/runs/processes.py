@@ -1,5 +1,5 @@
-"""What several processes do around a run: the first one speaks and prepares, a mistake of any is
-everybody's."""
+"""Several processes around a run: the first one speaks and prepares, a mistake of any
+is everybody's."""
 
 from __future__ import annotations
 

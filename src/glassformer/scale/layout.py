@@ -1,4 +1,4 @@
-"""What each of several processes holds and sends, from the config alone. No torch here.
+"""The share that each of several processes holds and sends, from the config alone. No torch here.
 
 A shard has 1/D of weights, gradients and moments; a block is gathered while it computes (FSDP2:
 Zhao et al. 2023). The tensor axis leaves each process the model of a config with fewer heads and

@@ -1,5 +1,5 @@
-"""What a process reads of the batches: its own pieces alone, and ahead in a thread, so that the disk is
-waited for while the model computes. No bit is another."""
+"""Batches as a process reads them: its own pieces alone, and ahead in a thread, so that the disk
+is waited for while the model computes. No bit is another."""
 
 from __future__ import annotations
 

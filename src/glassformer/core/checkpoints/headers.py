@@ -1,4 +1,4 @@
-"""Where tensors lie in a model's safetensors files, without reading them; no torch here.
+"""The places of tensors in a model's safetensors files, read without them; no torch here.
 
 8 bytes: length of the header | header: JSON, name -> dtype, shape, begin and end | the tensors'
 bytes, end to end

@@ -1,4 +1,4 @@
-"""What a model can be trained to do, and how much of it is trained. No torch here.
+"""Objectives and ways to tune: what training teaches, and how much of a model. No torch here.
 
 [train]
 objective = { type = "Masked", mask_rate = 0.15 }

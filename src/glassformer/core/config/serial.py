@@ -101,7 +101,7 @@ def _fields(kind: type) -> dict[str, Any]:
 # of a slot's types: the further ones, by name
 _MEMBERS: dict[frozenset[type], dict[str, type]] = {}
 EXPRESSIONS: dict[frozenset[type], Callable[[str], Any]] = {}
-"""Of a slot's types: what reads a member written as one text; None where the text is none."""
+"""The reader of a slot's member that is written as one text; it returns None for other texts."""
 
 
 def _options(slot: Any) -> frozenset[type]:

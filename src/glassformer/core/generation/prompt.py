@@ -1,4 +1,4 @@
-"""What the user asks to be continued, as rows of token ids."""
+"""Prompts of a user's as rows of token ids."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How a run is computed: number format and compiling from a table of measured reasons, and how long
-it may take.
+"""The execution of a run: number format and compiling from a table of measured reasons, and the
+time it may take.
 
 A stopwatch tells the time that a run may take; it decides nothing, so that the same command on the
 same kind of machine gives the same bits.
@@ -33,8 +33,8 @@ from .blockwise import compiled_with_loss
 COMPILED = ("yes", "blocks")  # of train.compile
 CPUINFO = Path("/proc/cpuinfo")  # Linux; elsewhere nothing is known of the processor
 TRIAL = 2e11
-"""FLOPs of a trial step at most: a second or two on a small machine, so that training begins at
-once."""
+"""FLOPs of a trial step at most: a second or two on a small machine, so that training begins
+at once."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ SIDES = {
     "N L": "write",
     "B T": "tokens source",
 }
-"""The names of the sides of a value by the last word of its address: B batch, T tokens (queries), S
-keys, H heads, K key-value heads, D of a head, C model dim, F hidden, V vocabulary, E experts, k
+"""The names of the sides of a value by the last word of its address: B batch, T tokens (queries),
+S keys, H heads, K key-value heads, D of a head, C model dim, F hidden, V vocabulary, E experts, k
 chosen experts, L labels, N documents."""
 AXES: dict[tuple[str, int], tuple[str, ...]] = {
     (word, len(sides.split())): tuple(sides.split())
@@ -64,7 +64,7 @@ KINDS = {
 """The word of screens for an operation, by its function and its value's name or variable."""
 
 ARGUMENTS = {"scale": "by", "softcap": "cap"}
-"""What screens call the number that an operation of a kind is given."""
+"""The word of screens for the number that an operation of a kind takes."""
 
 FOLDED = POINTWISE | CASTS | MOVES  # steps without a name that are opened from what they lead to
 

@@ -1,4 +1,4 @@
-"""Which of a batch's second texts belongs to each first one.
+"""Contrastive learning: the one of a batch's second texts that belongs to each first one.
 
 N pairs, C model dim.
 """

@@ -138,6 +138,16 @@ def test_there_is_always_room_for_four():
     assert float(flow.metrics["dropped"]) == pytest.approx(1 - float(load.clamp(max=4).sum()) / 120)
 
 
+@pytest.mark.parametrize("factor, tokens", [(1.05, 120), (1.4, 90)])
+def test_capacity_is_computed_as_python_computes_it(factor, tokens):
+    """nanoMoE's room for an expert is a float64: fp32 gives both of these two choices more or fewer."""
+    steps = mixture(replace(PLAIN, capacity_factor=factor)).train()
+    x = random_input(1, tokens)
+    choices = steps.dispatch(*steps.choose(steps.route(x)), flow_of(x))
+    room = math.floor(2 * factor * tokens / 4)
+    assert choices.capacity == room + room % 2
+
+
 @pytest.mark.parametrize("capacity", [None, 0.8])
 def test_padding_takes_no_room_and_counts_nowhere(capacity):
     steps = mixture(replace(GATED, capacity_factor=capacity, balance_loss=0.1, z_loss=0.1)).train()

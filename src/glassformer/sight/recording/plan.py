@@ -232,7 +232,16 @@ class Plan:
 
     def axes(self, value: Value) -> tuple[str, ...]:
         """The names of a value's sides."""
+        op = self.ops.get(value.address)
+        if op is not None:
+            return op.axes
         return axes_of(value) if self.sides is None else self.sides.of(value)
+
+    def across(self, value: Value, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """The sides along which the tokens of an encoder-decoder's source run."""
+        if self.sides is not None:
+            return self.sides.across(value)
+        return tuple(x for x in axes if self.has_source and along_source(value.address, x))
 
     def names(self) -> dict[str, list[str]]:
         """The other names of operations."""
@@ -246,9 +255,7 @@ class Plan:
         return [op.to_dict() for op in self]
 
     def _op(self, value: Value, visible: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
-        across = () if self.sides is None else self.sides.across(value)
-        if self.sides is None and self.has_source:
-            across = tuple(axis for axis in axes if along_source(value.address, axis))
+        across = self.across(value, axes)
         operation = value.operation
         if operation is None:
             return Op(value, value.address, "leaf", (), axes, {}, "", "", across)

@@ -95,9 +95,7 @@ def test_docstrings_are_sentences():
     fragments = []
     for path, tree in TREES.items():
         for node in ast.walk(tree):
-            if isinstance(
-                node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-            ):
+            if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 doc = ast.get_docstring(node) or ""
                 if doc.startswith(FRAGMENT):
                     line = getattr(node, "lineno", 1)

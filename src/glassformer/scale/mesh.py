@@ -160,7 +160,7 @@ class Mesh:
 
     @property
     def row(self) -> int:
-        """Data-parallel index of this process: of pieces 0, 1, 2, .. it takes every
+        """Data-parallel index of this process: of micro-batches 0, 1, 2, .. it takes every
         ``data_parallel_size``th from ``row`` on."""
         return self.index(*ROWS)
 

@@ -47,7 +47,7 @@ class Train:
     new_embeddings: bool = False
     steps: PositiveInt = 1000  # optimizer steps
     batch: PositiveInt = 16  # rows a step
-    accumulate: PositiveInt = 1  # pieces that a step's rows are worked through in
+    accumulate: PositiveInt = 1  # micro-batches that a step's rows are worked through in
     context: PositiveInt | None = None  # tokens a row; none: the model's context
     optimizer: Optimizer = Muon()  # how gradients become updates
     schedule: Schedule = WarmupStableDecay()  # how the rate rises and falls
@@ -73,11 +73,11 @@ class Train:
     tensorboard: bool | None = None  # write TensorBoard's files; none: where it is installed
 
     def __post_init__(self) -> None:
-        pieces = (
+        problem = (
             f"train.accumulate {self.accumulate} is more than the {self.batch} rows of "
             "train.batch; lower it."
         )
-        need(self.accumulate <= self.batch, pieces)
+        need(self.accumulate <= self.batch, problem)
 
 
 FINETUNE = AdamW(lr=1e-4)

@@ -157,14 +157,14 @@ def _is_base(slot: Any) -> bool:
 def added_types(config: Any) -> set[str]:
     """The types in a config that ``member`` added, by name."""
     added = [kind for slot in _MEMBERS.values() for kind in slot.values()]
-    names, parts = set[str](), [config]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, tuple):
-            parts += part
-        elif dataclasses.is_dataclass(part):
-            parts += vars(part).values()
-            names |= {type(part).__name__} if type(part) in added else set()
+    names, stack = set[str](), [config]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, tuple):
+            stack += value
+        elif dataclasses.is_dataclass(value):
+            stack += vars(value).values()
+            names |= {type(value).__name__} if type(value) in added else set()
     return names
 
 

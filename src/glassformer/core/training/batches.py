@@ -300,10 +300,10 @@ class Batches(Iterator[Batch]):
         }
 
 
-def piece_borders(rows: int, pieces: int) -> list[tuple[int, int]]:
-    """The first row of each piece of so many rows, and the row after its last."""
-    size, more = divmod(rows, pieces)
-    return list(itertools.pairwise(at * size + min(at, more) for at in range(pieces + 1)))
+def micro_batch_borders(rows: int, count: int) -> list[tuple[int, int]]:
+    """The first row of each micro-batch of so many rows, and the row after its last."""
+    size, more = divmod(rows, count)
+    return list(itertools.pairwise(at * size + min(at, more) for at in range(count + 1)))
 
 
 def check_same(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

@@ -221,7 +221,7 @@ def _step_seconds(
     """The time of forward and backward, from as many rows as ``TRIAL`` pays for; the model is left
     as it was."""
     rows, training = len(batch.tokens), model.training
-    piece = split(
+    micro_batch = split(
         batch, min(rows, max(settings.accumulate, math.ceil(_work(model, batch) / TRIAL)))
     )[0]
     model.train()
@@ -229,10 +229,10 @@ def _step_seconds(
     device = next(model.parameters()).device
     # no other GPU is woken for it
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        best = _fastest(lambda: gradients(runner, piece, objective, 1), patience=0.5)
+        best = _fastest(lambda: gradients(runner, micro_batch, objective, 1), patience=0.5)
     model.zero_grad(set_to_none=True)
     model.train(training)
-    return best * rows / len(piece.tokens)
+    return best * rows / len(micro_batch.tokens)
 
 
 def _fastest(work: Callable[[], Any], patience: float, times: int = 3) -> float:

@@ -134,6 +134,7 @@ def test_a_folder_of_transformers_opens(folder, capsys):
 
 
 def test_tokens_of_a_model_of_transformers_are_asked_for_by_their_words(folder, capsys):
+    """By ``sight/word_places.py``, which knows sides and tokenizer alone."""
     why = ["why", "--with-transformers", str(folder), "the cat sat"]
     assert main([*why, 'logits[0,"cat","mat"]']) == 0
     text = capsys.readouterr().out
@@ -141,7 +142,7 @@ def test_tokens_of_a_model_of_transformers_are_asked_for_by_their_words(folder, 
     assert main([*why, 'model.layers.0.self_attn.pattern[0,1,"sat","the"]']) == 0
     assert 'head 1, token 2 "·sat", key 0 "·the"' in capsys.readouterr().out
     for address, sentence in (
-        ('logits[0,"dog",5]', "There are: 0 the, 1 cat, 2 sat."),
+        ('logits[0,"dog",5]', "There are: 0 ·the, 1 ·cat, 2 ·sat."),
         ('logits["cat",1,5]', "has no words along row"),
         ('logits[0,1,5,"cat"]', "logits has 3 sides"),
     ):

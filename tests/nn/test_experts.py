@@ -101,6 +101,14 @@ def test_made_up_rows_change_nothing_but_rounding():
         assert float((result - expected).abs().max()) < 0.02 * float(truth.abs().max())
 
 
+def test_few_rows_in_bf16_are_the_slow_loop():
+    """Fewer choices than experts have sixteenths of: nothing is made up to more than a row."""
+    slow, fast = (
+        everything(GATED, engine, torch.bfloat16, None, 2) for engine in ("eager", "sdpa")
+    )
+    assert torch.equal(slow[0], fast[0])
+
+
 def test_capacity_turns_away_the_last_of_the_second_choices():
     steps = mixture(replace(PLAIN, capacity_factor=0.7)).train()
     x = random_input()

@@ -173,7 +173,7 @@ def added_types(config: Any) -> set[str]:
 
 def to_dict(value: Any) -> Any:
     """A dataclass as nested dictionaries, each with its ``"type"``; all else as JSON holds it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value):
         inside = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **inside}
     if isinstance(value, Mapping):

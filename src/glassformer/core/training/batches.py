@@ -282,8 +282,7 @@ class Batches(Iterator[Batch]):
         if state.get("order") not in (LISTED, COMPUTED):
             raise UserError(
                 "This run was begun by another version of Glassformer, which reads the data in "
-                "another order; continue "
-                "it with that version, or begin a new run from its weights."
+                "another order; continue it with that version, or begin a new run from its weights."
             )
         check_same(state, self._identity())
         self._order_kind = state["order"]

@@ -175,10 +175,7 @@ def train(
         if state.skipped_in_a_row >= settings.max_skipped_steps:
             many = f"{state.skipped_in_a_row} steps in a row were skipped ({skipped})"
             stopped = f"Training stopped at step {state.step}: {many}"
-            fix = (
-                "lower train.optimizer.lr or check the data, the weights are as they were "
-                "before them."
-            )
+            fix = "lower train.optimizer.lr or check the data, the weights are as they were before."
             raise Stuck(f"{stopped}; {fix}")
 
 

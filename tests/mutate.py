@@ -252,6 +252,8 @@ class Mutant(NamedTuple):
 def tests_of(module, root=ROOT):
     """The tests of a file below SOURCE, by its name and by ``tests/where.md``."""
     name = str(module.with_suffix("") if module.suffix == ".py" else module)
+    if module.is_relative_to("core"):  # whose tests lie without it
+        module = module.relative_to("core")
     if module.suffix != ".py":
         by_name = [module.parent]
     elif module.stem == "__init__":

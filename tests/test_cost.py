@@ -104,7 +104,7 @@ def test_cost_takes_the_settings_of_train(terminal, tmp_path):
 
 
 def test_a_run_file_costs_what_a_training_of_it_says(tmp_path, terminal):
-    """A batch in pieces holds a piece's activations at a time."""
+    """A batch in micro-batches holds one's activations at a time."""
     path = tmp_path / "run.toml"
     path.write_text(
         '[model]\nrecipe = "glass/200k"\n\n[data]\ntrain = "python-docs"\ntokenizer = "byte"\n'

@@ -126,6 +126,9 @@ def test_a_seed_draws_the_same_bugs_and_the_operators_take_turns(repository):
 def test_the_tests_of_a_file(repository):
     for file in ("room/module.py", "room/other.py", "hall/module.py"):
         assert mutate.tests_of(Path(file), repository) == ("tests/room/test_module.py",)
+    assert mutate.tests_of(Path("core/room/module.py"), repository) == (
+        "tests/room/test_module.py",
+    )
     assert mutate.tests_of(Path("room/sums.c"), repository) == ("tests/room",)
     assert mutate.tests_of(Path("room/__init__.py"), repository) == ("tests/room",)
     assert mutate.tests_of(Path("cellar/module.py"), repository) == ()

@@ -77,7 +77,7 @@ def test_the_first_example_prints_what_stands_below_it(monkeypatch, capsys):
 
     monkeypatch.chdir(ROOT)
     shell = [block for kind, block in fences(PAGES[0]) if not kind]
-    (index,) = (i for i, block in enumerate(shell) if "glassformer why" in block)
+    index = next(i for i, block in enumerate(shell) if "glassformer why" in block)
     assert cli.main(shlex.split(shell[index])[1:]) == 0
     close(capsys.readouterr().out, shell[index + 1])
 

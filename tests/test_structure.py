@@ -305,6 +305,16 @@ def test_every_room_is_on_the_page_of_the_architecture():
     } - rooms
 
 
+def test_every_module_of_the_core_is_on_the_page_of_the_architecture():
+    page = (TESTS.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.split("| `core/` |")[1].split("| room |")[0]
+    rows = re.findall(r"^\| ([^|]*)\|", table, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([a-z_/]+[a-z_])`", row)]
+    core = SRC / "core"
+    modules = {path.relative_to(core).with_suffix("").as_posix() for path in core.rglob("*.py")}
+    assert sorted(named) == sorted(name for name in modules if not name.endswith("__init__"))
+
+
 def test_words_do_not_import_torch():
     words = [path for path in FILES if str(path.relative_to(SRC)).startswith(TORCH_FREE)]
     assert words

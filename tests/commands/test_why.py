@@ -133,6 +133,29 @@ def test_a_folder_of_transformers_opens(folder, capsys):
     assert "1 x 4 x 3 x 8" in capsys.readouterr().out
 
 
+def test_tokens_of_a_model_of_transformers_are_asked_for_by_their_words(folder, capsys):
+    """By ``sight/word_places.py``, which knows sides and tokenizer alone."""
+    why = ["why", "--with-transformers", str(folder), "the cat sat"]
+    assert main([*why, 'logits[0,"cat","mat"]']) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("logits[0,1,5] = ") and 'token 1 "·cat", word 5 "·mat"' in text
+    assert main([*why, 'model.layers.0.self_attn.pattern[0,1,"sat","the"]']) == 0
+    assert 'head 1, token 2 "·sat", key 0 "·the"' in capsys.readouterr().out
+    for address, sentence in (
+        ('logits[0,"dog",5]', "There are: 0 ·the, 1 ·cat, 2 ·sat."),
+        ('logits["cat",1,5]', "has no words along row"),
+        ('logits[0,1,5,"cat"]', "logits has 3 sides"),
+    ):
+        assert main([*why, address]) != 0
+        error = capsys.readouterr().err
+        assert sentence in error and "Traceback" not in error, error
+
+
+def test_without_a_tokenizer_there_are_no_words(file, capsys):
+    assert main(["why", "--model-file", f"{file}:make", "5 3 8", 'output[0,2,"cat"]']) != 0
+    assert '"cat" needs a tokenizer' in capsys.readouterr().err
+
+
 def test_folders_that_transformers_cannot_read(folder, tmp_path, capsys):
     assert main(["why", "--with-transformers", str(tmp_path), "the cat"]) != 0
     assert "config.json" in capsys.readouterr().err
@@ -157,6 +180,7 @@ def fails(): raise ValueError("no luck")
 def number(): return nn.Linear(2, 2), 7
 def three(): return nn.Linear(2, 2), len, 3
 def text(): return nn.Linear(2, 2), lambda text: 1 / 0
+def scripted(): return torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
 """
 
 

@@ -104,6 +104,12 @@ def test_a_type_that_is_no_word_is_refused(name):
         serial.from_dict(c.Block, {**BLOCK_SAID, "norm": {"type": name}})
 
 
+def test_a_table_needs_a_type_where_several_fit():
+    with mistake('"type" is missing; give one of LayerNorm, RMSNorm'):
+        serial.from_dict(c.Norm, {})
+    assert serial.from_dict(c.Head | None, {}) == c.Head()
+
+
 def test_python_takes_what_a_file_may_say():
     stack = c.Stack(np.int64(2), [BLOCK], "NoPosition", dropout=0)
     message = c.Stack(2, (BLOCK,), c.NoPosition(), dropout=0.0)

@@ -159,6 +159,13 @@ def test_more_rows_than_memory_holds_are_refused_before_they_are_made(variant, n
         [*variant(model(name), None, [1, 2], start=0, **many)]
 
 
+def test_rows_are_made_where_nobody_knows_the_free_memory(monkeypatch):
+    monkeypatch.setattr(session, "available_memory", lambda device: None)
+    assert (
+        len(generate(model("gpt2"), None, [1, 2], samples=2, max_new=2, seed=0).run().tokens) == 2
+    )
+
+
 @pytest.mark.parametrize("variant", [beam, generate])
 @pytest.mark.parametrize(
     "name, options, message",

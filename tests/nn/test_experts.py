@@ -101,6 +101,14 @@ def test_made_up_rows_change_nothing_but_rounding():
         assert float((result - expected).abs().max()) < 0.02 * float(truth.abs().max())
 
 
+def test_few_rows_in_bf16_are_the_slow_loop():
+    """Fewer choices than experts have sixteenths of: nothing is made up to more than a row."""
+    slow, fast = (
+        everything(GATED, engine, torch.bfloat16, None, 2) for engine in ("eager", "sdpa")
+    )
+    assert torch.equal(slow[0], fast[0])
+
+
 def test_capacity_turns_away_the_last_of_the_second_choices():
     steps = mixture(replace(PLAIN, capacity_factor=0.7)).train()
     x = random_input()
@@ -136,6 +144,16 @@ def test_there_is_always_room_for_four():
     steps(x, flow)
     load = (flow.metrics["load"][0] * 120).round()
     assert float(flow.metrics["dropped"]) == pytest.approx(1 - float(load.clamp(max=4).sum()) / 120)
+
+
+@pytest.mark.parametrize("factor, tokens", [(1.05, 120), (1.4, 90)])
+def test_capacity_is_computed_as_python_computes_it(factor, tokens):
+    """nanoMoE's room for an expert is a float64: fp32 gives both of these two choices more or fewer."""
+    steps = mixture(replace(PLAIN, capacity_factor=factor)).train()
+    x = random_input(1, tokens)
+    choices = steps.dispatch(*steps.choose(steps.route(x)), flow_of(x))
+    room = math.floor(2 * factor * tokens / 4)
+    assert choices.capacity == room + room % 2
 
 
 @pytest.mark.parametrize("capacity", [None, 0.8])

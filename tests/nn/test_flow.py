@@ -73,3 +73,9 @@ def test_where_documents_begin():
     )
     begins = [[1, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
     assert document_starts(pos).tolist() == [list(map(bool, row)) for row in begins]
+
+
+def test_a_flow_counts_on_unless_it_is_told_otherwise():
+    """A token alone is then computed by its experts' matrices in place, and no mask is made."""
+    assert Flow(torch.arange(3)[None]).contiguous
+    assert not Flow(torch.arange(3)[None], contiguous=False).contiguous

@@ -53,6 +53,15 @@ def spread(weight):
     return float(weight.detach().square().mean().sqrt())
 
 
+def test_an_rms_norm_has_torchs_gradient():
+    norm = build(c.RMSNorm(), 8).double()
+    x = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(5, 8, dtype=torch.float64)
+    results = norm(x), torch.nn.functional.rms_norm(x, (8,), norm.weight, norm.eps)
+    result, expected = (torch.autograd.grad((y * weights).sum(), x)[0] for y in results)
+    torch.testing.assert_close(result, expected)
+
+
 def test_what_writes_to_the_stream_starts_smaller_the_deeper_the_model():
     """By 1 / sqrt(sublayers), an encoder-decoder's of both stacks and with those that look
     across."""

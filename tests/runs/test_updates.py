@@ -77,7 +77,7 @@ def test_decay_and_move_are_those_of_torchs_adamw(by_adamw):
 
 @pytest.mark.parametrize("case", ADDRESSES)
 def test_a_gradient_is_the_sum_of_its_sequences(case, whole, by_adamw, tmp_path):  # noqa: F811
-    """With dropout and in two pieces: each sequence has the draws that it had."""
+    """With dropout and in two micro-batches: each sequence has the draws that it had."""
     out, address = run_of(case, whole, by_adamw), ADDRESSES[case]
     step = 6
     texts = glassformer.update_texts(thinned(out, tmp_path / "few", 3, 9), address, step)

@@ -12,7 +12,7 @@ import pytest
 from glassformer.core import files
 from glassformer.formats.data import corpus, tokenising
 from glassformer.runs import launch
-from glassformer.runs.processes import check, in_pieces
+from glassformer.runs.processes import check, in_micro_batches
 from glassformer.runs.run_checkpoints import read_json
 from glassformer.runs.signals import lock
 from glassformer.scale import shares
@@ -150,7 +150,7 @@ def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
     mesh = Mesh(Parallel(data=3))
     train = settings(tmp_path, more_of(str(tmp_path), "dropout")).train
     with mistake("3 processes cannot share"):
-        in_pieces(train, read_json(full / "run.json"), mesh, full)
+        in_micro_batches(train, read_json(full / "run.json"), mesh, full)
 
 
 def ran_ahead(mesh, folder, out, kind, resume=False):
@@ -225,7 +225,7 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
     stored, full, rows, count = first
     assert stored.startswith("Another process is training in")
     assert full.startswith("The disk that holds")
-    assert "too few for 2 pieces" in rows
+    assert "too few for 2 micro-batches" in rows
     assert "data 3 is for 3, but there are 2 processes" in count
     left = [path.name for path in (tmp_path / "out").iterdir()]
     assert not [name for name in left if "step" in name or name.endswith(".part")]

@@ -15,15 +15,15 @@ from axes import along
 from glassformer.core.nn import build_model
 from glassformer.families import find
 from glassformer.scale.cost import cost
-from glassformer.scale.layout import EXPERT_WEIGHTS, Layout, pieces_for
+from glassformer.scale.layout import EXPERT_WEIGHTS, Layout, micro_batches_for
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.shard import shard
 from many import Processes
 
 
-def test_pieces_are_a_multiple_of_the_processes_that_share_rows():
-    assert [pieces_for(n, Parallel(replicate=2).of(4)) for n in (1, 4, 5)] == [4, 4, 8]
-    assert pieces_for(3, Parallel(tensor=4).of(4)) == 3
+def test_micro_batches_are_a_multiple_of_the_processes_that_share_rows():
+    assert [micro_batches_for(n, Parallel(replicate=2).of(4)) for n in (1, 4, 5)] == [4, 4, 8]
+    assert micro_batches_for(3, Parallel(tensor=4).of(4)) == 3
 
 
 def test_a_shard_is_a_share_of_everything_and_one_process_receives_nothing():

@@ -21,7 +21,7 @@ from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.pipeline import check
 from glassformer.scale.shard import cuts_of, shard
-from glassformer.scale.shared_batches import SharedPieces, in_order, one_forward_one_backward
+from glassformer.scale.shared_batches import SharedMicroBatches, in_order, one_forward_one_backward
 from glassformer.tasks.objectives import Contrast
 from mistakes import mistake
 from tiny import ALL, DECODERS, tokens
@@ -40,7 +40,7 @@ FIT = [name for name, cfg in FAMILIES.items() if fits(cfg)]
 
 
 def compare(mesh, names, depth):
-    """Differences of losses, logits and gradients after four pieces, for each family."""
+    """Differences of losses, logits and gradients after four micro-batches, for each family."""
     axes = along(mesh, "pipeline")
     answers = {}
     for name in names:
@@ -57,7 +57,7 @@ def compare(mesh, names, depth):
         for loss in expected:
             loss.total.backward()
         staged.stage.lend_table(staged)
-        pieces = SharedPieces(batches, lambda place: None, staged, [1] * len(batches), axes)
+        pieces = SharedMicroBatches(batches, lambda place: None, staged, [1] * len(batches), axes)
         compute = functools.partial(Causal().loss, staged, smoothing=0.1)
         losses = in_order(one_forward_one_backward(staged, pieces, compute), axes)
         staged.stage.settle(staged)

@@ -48,11 +48,11 @@ def test_it_goes_on_from_a_state_in_the_middle():
         assert all(equal(next(second), batch) for batch in expected)
 
 
-def test_pieces_are_read_ahead_as_whole_batches_are():
+def test_micro_batches_are_read_ahead_as_whole_batches_are():
     ahead = Prefetched(batches())
     plain = batches()
     for _ in range(7):
-        (piece,) = ahead.pieces(2, [1])
+        (piece,) = ahead.micro_batches(2, [1])
         assert equal(piece, next(plain).rows(2, 4))
         assert ahead.state() == plain.state()
 

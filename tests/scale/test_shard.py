@@ -1,4 +1,4 @@
-"""N processes make the bits of one that works through the same pieces, with a sharded_optimizer too."""
+"""N processes make the bits of one that works through the same micro-batches, with a sharded_optimizer too."""
 
 from __future__ import annotations
 

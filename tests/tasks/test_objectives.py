@@ -21,7 +21,7 @@ from glassformer.core.training import loss
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.loop import train
 from glassformer.core.training.loss import forward, gradients
-from glassformer.core.training.pieces import Pieces
+from glassformer.core.training.micro_batches import MicroBatches
 from glassformer.fast.training.bf16_replica import Bf16Replica
 from glassformer.fast.training.execution import ExecutionSettings
 from glassformer.formats import extend, store
@@ -164,9 +164,9 @@ def test_no_objective_asks_the_device(name, asked_nothing):
     with asked_nothing():
         model = build_model(shape, seed=1).bfloat16().to("meta").train()
         assert loss.backward(model, moved, chosen, 0.1).sum.is_meta
-        if chosen.all_pieces is not None:
-            assert chosen.all_pieces(
-                model, Pieces([piece.to("meta") for piece in loss.split(batch, 2)])
+        if chosen.all_micro_batches is not None:
+            assert chosen.all_micro_batches(
+                model, MicroBatches([piece.to("meta") for piece in loss.split(batch, 2)])
             )[0].sum.is_meta
 
 

@@ -20,7 +20,7 @@ from glassformer.formats.data.splits import split_corpus
 from glassformer.formats.data.tokenising import TokenizedCorpus
 from glassformer.runs.prepared import Prepared
 from glassformer.runs.validation import every_token_once
-from glassformer.scale.prefetch import next_pieces
+from glassformer.scale.prefetch import next_micro_batches
 from glassformer.tasks.objectives import Prefix
 from mistakes import mistake
 
@@ -321,7 +321,7 @@ def test_a_piece_read_alone_is_that_piece_of_the_batch(count, long, eos):
     for _ in range(120):
         expected = split(next(full), count)
         for rank, batches in enumerate(ranks):
-            (piece,) = next_pieces(batches, count, [rank])
+            (piece,) = next_micro_batches(batches, count, [rank])
             assert equal(piece, expected[rank])
             packed += piece.document_ids is not None and int(piece.document_ids.max()) == 0
         assert all(batches.state() == full.state() for batches in ranks)
@@ -344,7 +344,7 @@ def test_a_rank_reads_only_its_rows():
     )
     rows = batches._cursors[0].rows
     watched = rows.windows = Watched(rows.windows)
-    pieces = next_pieces(batches, 4, [1, 3])
+    pieces = next_micro_batches(batches, 4, [1, 3])
     assert [len(piece.tokens) for piece in pieces] == [3, 3]
     expected = next(full).tokens[[3, 4, 5, 9, 10, 11], 0] - 1
     assert sorted(watched.read) == sorted([*expected.tolist(), *(expected + 1).tolist()])
@@ -358,7 +358,7 @@ def test_pieces_of_what_is_prepared_are_cut_from_the_whole():
     two = fresh()
     for _ in range(5):
         expected = split(next(item), 3)
-        for piece, number in zip(next_pieces(two, 3, [2, 0]), (2, 0), strict=True):
+        for piece, number in zip(next_micro_batches(two, 3, [2, 0]), (2, 0), strict=True):
             assert equal(piece, expected[number])
             assert torch.equal(piece.prefix, expected[number].prefix)
     assert item.state() == two.state()

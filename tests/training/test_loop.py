@@ -198,9 +198,9 @@ def test_accumulated_gradients_equal_the_full_batchs_whatever_the_padding(dtype,
     batch = next(Random())
     model = model_of().to(dtype)
     assert len({int((row >= 0).sum()) for row in batch.targets}) == 4  # ragged
-    (sums, right), (in_pieces, result) = (gradients_of(model, batch, n) for n in (1, pieces))
-    assert sums.count == in_pieces.count == 36
-    assert sums.loss == pytest.approx(in_pieces.loss, rel=1e-6)
+    (sums, right), (in_micro_batches, result) = (gradients_of(model, batch, n) for n in (1, pieces))
+    assert sums.count == in_micro_batches.count == 36
+    assert sums.loss == pytest.approx(in_micro_batches.loss, rel=1e-6)
     assert_close(result, right, rtol=most, atol=most)
 
 

@@ -1,4 +1,4 @@
-"""What commands write to files and folders, and how they count in a terminal."""
+"""Files and folders that commands write, and counts in a terminal."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def run(
 ) -> CommandOutput:
     """Computes parameters, FLOPs and memory from the config alone.
 
-    batch N: rows in a batch; with a run file, split into train.accumulate pieces
+    batch N: rows in a batch; with a run file, split into train.accumulate micro-batches
     context N: tokens in a row (the model's context)
     processes N: memory and traffic of each of N processes that share a run file
     """
@@ -53,7 +53,7 @@ def run(
 
         plan = plan_run(run_file.read_run(name, changes))
         train = plan.settings.train
-        # rows of a piece, as in a training
+        # rows of a micro-batch, as in a training
         estimate = cost(
             plan.model, -(-(batch or train.batch) // train.accumulate), context or plan.context
         )
@@ -62,7 +62,9 @@ def run(
     numbers, rows = estimate.to_dict(), estimate.table()
     if processes is not None:
         if plan is None:
-            raise UserError("--processes needs a run file with the batch and its pieces; give one.")
+            raise UserError(
+                "--processes needs a run file with the batch and its micro-batches; give one."
+            )
         for layout in _layouts(plan, processes):
             numbers["layout"] = layout.to_dict()
             # what is held and sent differs
@@ -74,14 +76,14 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
     """The run on so many processes, in fp32 and in bf16."""
     from ..core.config.run import Muon
     from ..scale.cost import cost
-    from ..scale.layout import Layout, pieces_for
+    from ..scale.layout import Layout, micro_batches_for
     from ..scale.parallel import AXES
 
     train, parallel = plan.settings.train, plan.settings.parallel.of(processes)
-    pieces = pieces_for(train.accumulate, parallel)
+    accumulate = micro_batches_for(train.accumulate, parallel)
     need(
-        pieces <= train.batch,
-        f"train.batch is {train.batch} rows, too few for {pieces} pieces, a multiple of "
+        accumulate <= train.batch,
+        f"train.batch is {train.batch} rows, too few for {accumulate} micro-batches, a multiple of "
         "the processes; raise it.",
     )
     if any(parallel.size(axis) > 1 for axis in AXES if axis not in ("data", "replicate")):
@@ -89,9 +91,9 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
         from ..scale.mesh import Mesh
 
         check(train, plan.model, Mesh(parallel))
-    estimate = cost(plan.model, -(-train.batch // pieces), plan.context)
+    estimate = cost(plan.model, -(-train.batch // accumulate), plan.context)
     muon = isinstance(train.optimizer, Muon)
-    return [Layout(estimate, parallel, pieces, dtype, muon) for dtype in ("fp32", "bf16")]
+    return [Layout(estimate, parallel, accumulate, dtype, muon) for dtype in ("fp32", "bf16")]
 
 
 def _changed_config(name: str, changes: dict[str, str]) -> Model:

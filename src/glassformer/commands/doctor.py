@@ -1,5 +1,5 @@
-"""``glassformer doctor``: what computes on this machine, why, and what would make it faster; what of
-a model's folder loads."""
+"""``glassformer doctor``: what computes on this machine, why, and what would make it faster; what
+of a model's folder loads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GAINS = (
     *("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
     *("neon", "dotprod", "i8mm", "bf16"),
 )
-"""What a processor may have that products gain by; AMX is used by torch's own kernels alone."""
+"""Instructions that make products faster; AMX is used by torch's own kernels alone."""
 COMPILE = (
     "The compiled kernels are missing, so int8, int4 and the engine are many times slower than "
     "they can be. "

@@ -1,4 +1,5 @@
-"""How the command line's words are read, what is said to a slip, and how a result is printed."""
+"""The parser of the command line: options from signatures, one sentence for a slip; and how a
+result is printed."""
 
 from __future__ import annotations
 

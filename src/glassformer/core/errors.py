@@ -1,4 +1,4 @@
-"""What goes to standard error: the one kind of error that is the user's to fix, warnings, notes."""
+"""Standard error: the one kind of error that is the user's to fix, warnings, notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory is free, and a number of bytes in words."""
+"""Free memory, and a number of bytes in words."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the published decoders share: the words of their config.json, in and out, and the names of
-their weights.
+"""The parts that published decoders share: the words of their config.json, in and out, and the
+names of their weights.
 
 A family's page says the rest: which norm, which feed-forward, which biases, who sees whom, and its
 own words.

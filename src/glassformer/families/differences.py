@@ -1,4 +1,4 @@
-"""Where two configs, or any two values of JSON, differ."""
+"""Differences of two configs, or of any two values of JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single families of encoders have. No torch here.
+"""Mechanisms of single families of encoders. No torch here.
 
 FirstBlock       attention that reads the embeddings, which have a norm already (ModernBERT)
 LearnedWithBias  a table of positions, and a bias of distances (MPNet)

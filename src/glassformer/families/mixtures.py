@@ -1,5 +1,5 @@
-"""What DeepSeek's kin share: the words of a routed mixture in a config.json, the names of its weights,
-and blocks that predict later tokens, which a file may hold beside the model."""
+"""The parts that DeepSeek's kin share: the words of a routed mixture in a config.json, the names of
+its weights, and blocks that predict later tokens, which a file may hold beside the model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the published encoder-decoders share: the shape that a file changes, the words of their
-config.json, and the names of Marian's weights, which most have."""
+"""The parts that encoder-decoders share: the shape that a file changes, the words of
+their config.json, and the names of Marian's weights, which most have."""
 
 from __future__ import annotations
 

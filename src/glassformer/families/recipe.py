@@ -1,4 +1,4 @@
-"""What a page of the recipe book holds. No torch here."""
+"""A page of the recipe book: its fields and their use. No torch here."""
 
 from __future__ import annotations
 
@@ -173,9 +173,9 @@ class BothWays(Protocol):
 
 PAGES: dict[str, Recipe] = {}  # of the families here, once their modules are imported
 PUBLISHED: Settings = json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))
-"""Of each family here, its classes in transformers, its paper, tokenizer and checkpoint, and tables of
-its sizes: values in the order of ``words``, "-" for none, the words of ``every`` size, and those of
-the sizes once more whose names have one of the ``endings``."""
+"""For each family here, its classes in transformers, its paper, tokenizer and checkpoint, and
+tables of its sizes: values in the order of ``words``, "-" for none, the words of ``every`` size,
+and those of the sizes once more whose names have one of the ``endings``."""
 
 
 def page(name: str, **recipe: Any) -> Recipe:

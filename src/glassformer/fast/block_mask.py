@@ -1,4 +1,4 @@
-"""Which blocks of pairs a mask leaves, so that an engine computes those and no others.
+"""The blocks of pairs that a mask leaves, so that an engine computes those and no others.
 
     mask.rule -> sub-rules      a union, each with an order of tokens in which its pairs lie close together
     sub-rule  -> BlockMask      tokens in blocks in that order, and which block of queries attends to which of keys,
@@ -32,8 +32,8 @@ BLOCK = 64
 TILE_SCORES = 1 << 18
 """Scores worked on at once: they stay in the processor's cache."""
 MASKED = -1e30
-"""The score of a masked pair: finite, so that where a query attends to nothing of a sub-rule, that
-weighs nothing."""
+"""The score of a masked pair: finite, so that where a query attends to nothing of a sub-rule,
+that weighs nothing."""
 
 
 class SubRule(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which device computes: the one that is asked for, or the GPU where there is one."""
+"""The device that computes: the one that is asked for, or the GPU where there is one."""
 
 from __future__ import annotations
 

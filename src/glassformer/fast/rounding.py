@@ -21,7 +21,7 @@ BITS = (8, 4)
 GROUP = 32  # the kernels' own; a larger one is a multiple of it
 LOWEST, HIGHEST = {8: -127, 4: -8}, {8: 127, 4: 7}
 CANDIDATES = tuple(sign * step / 8 for sign in (1, -1) for step in range(44, 77, 2))
-"""What the largest number of a group may be in codes of 4 bits, by either sign: 5.5 to 9.5."""
+"""Sizes of a group's largest number in codes of 4 bits, tried by either sign: 5.5 to 9.5."""
 AT_ONCE = 1 << 18  # numbers that are searched together: they stay in the processor's cache
 SMALLEST = 2.0**-24  # of the scale's format
 

@@ -1,4 +1,4 @@
-"""How many cores a process may use, and how OpenMP's threads wait for each other."""
+"""The cores that a process may use, and the way in which OpenMP's threads wait for each other."""
 
 from __future__ import annotations
 

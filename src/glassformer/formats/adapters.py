@@ -1,5 +1,5 @@
-"""What was changed in a model, without the model: low-rank changes in PEFT's layout, or a few whole
-weights.
+"""Changes of a model, without the model: low-rank changes in PEFT's layout, or a few
+whole weights.
 
     adapter_config.json  adapter_model.safetensors     LoRA, with the published names that PEFT knows its base by
     config.json          {"glassformer": 1, "model": ..., "base": NAME}      our own page about it

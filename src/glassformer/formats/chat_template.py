@@ -187,8 +187,8 @@ def _within(seconds: float, work: Callable[[], Any]) -> Any:
 # ------------------------------------------------------------------------------------ the bounds
 
 _left: ContextVar[list[int]] = ContextVar("left")
-"""How much a rendering may still make: characters and entries of all that its operators, filters
-and calls give."""
+"""The room that is left for a rendering: characters and entries of all that its operators,
+filters and calls give."""
 
 
 def bounded(value: Any) -> Any:
@@ -259,8 +259,8 @@ strip lstrip rstrip split rsplit splitlines partition rpartition startswith ends
 replace join find rfind index count isdigit isalpha isalnum isspace islower isupper removeprefix removesuffix
 items keys values get
 """
-"""Of texts, lists and dictionaries: those whose answers are no longer than what they are given, or
-are bounded here."""
+"""Methods of texts, lists and dictionaries whose results are no longer than their arguments,
+or are bounded here."""
 FILTERS = """
 abs capitalize count d default dictsort e escape first float groupby int items last length list lower map max min
 reject rejectattr reverse round safe select selectattr sort string sum title trim truncate unique upper

@@ -298,8 +298,8 @@ PEERS: dict[str, Callable[[Tensors, Settings, str], tuple[Model, Table, Tensors]
     "nanochat": _read_nanochat,
     "transformerlens": _read_lens,
 }
-"""How each library's file is read: of its tensors, its settings and the name of their page it makes
-our config, the table of names and the tensors that this table names."""
+"""The reader of each library's file: of its tensors, its settings and the name of their page it
+makes our config, the table of names and the tensors that this table names."""
 
 
 def page_beside(kind: str, path: Path) -> Path:

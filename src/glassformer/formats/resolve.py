@@ -1,4 +1,4 @@
-"""Where a model's name leads: a folder here, the hub's files, or a recipe."""
+"""A model's name resolved: to a folder here, the hub's files, or a recipe."""
 
 from __future__ import annotations
 

@@ -39,15 +39,15 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The pattern of tiktoken's cl100k, Llama 3 and Qwen, which differ only in how many digits go
-together."""
+"""The pattern of tiktoken's cl100k, Llama 3 and Qwen, which differ only in how many digits
+go together."""
 PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """GPT-2's, which the library knows by heart."""
 KNOWN = frozenset({PATTERN, WORDS.format(digits="{1,3}"), WORDS.format(digits="")})
 """The patterns that ask for nothing but letters, numbers and white space."""
 SPACES = r"|\s+(?!\S)|\s+"
-"""How each of them ends. Looking ahead is slow; all before it, in a group of its own, is then one
-fast automaton."""
+"""The end of each of them. Looking ahead is slow; all before it, in a group of its own, is then
+one fast automaton."""
 CLASSES = ((r"\p{L}", r"\P{L}"), (r"\p{N}", r"\P{N}"), (r"\s", r"\S"))
 FOLDED = "ſ"
 """Not an s, but equal to one where capitals do not matter: engines differ on it."""

@@ -42,7 +42,7 @@ NUMBERS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
     "1 + x": (lambda tensor: tensor - 1, lambda tensor: tensor + 1),
     "-exp(x)": (lambda tensor: (-tensor).log(), lambda tensor: -tensor.exp()),
 }
-"""What files hold of a number: from it, and to it."""
+"""Forms in which files hold a number x: the inverse of each, and the form."""
 
 # ------------------------------------------------------------------------------------- the table
 

@@ -1,5 +1,5 @@
-"""What a check says: what is right, or the first thing that is wrong, where it is, and what to look
-at."""
+"""The report of a check: what is right, or the first thing that is wrong, its place, and where to
+look at."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 Slips: TypeAlias = Mapping[str, Any]
-"""What to look at -> what a typical wrong solution would give there: a value, or a function that
-makes it."""
+"""A hint by what a typical wrong solution would give there: a value, or a function
+that makes it."""
 
 
 class Wrong(Exception):

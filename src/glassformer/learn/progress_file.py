@@ -1,4 +1,4 @@
-"""What a learner has done: a plain file in the folder of their exercises."""
+"""A learner's progress: a plain file in the folder of their exercises."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What consumes steps: evaluate, save, log. Each is called with a TrainStep, in the order they are
-given."""
+"""Callbacks, which consume steps: evaluate, save, log. Each gets a TrainStep, in the order they
+are given."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is trained on a text when nobody said how: tokenizer, model and steps, from the text's size
-and kind alone.
+"""Defaults of a training on a text: tokenizer, model and steps, from the text's
+size and kind alone.
 
 The table is made of experiments on texts of 20 KB to 20 MB: docs/first-hour.md, made again by
 benchmarks/first_hour.py.

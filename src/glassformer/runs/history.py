@@ -1,5 +1,5 @@
-"""What a training wrote into its folder, read back: curves and samples that show themselves. No
-torch here."""
+"""The history of a training, read from its folder: curves and samples that show themselves.
+No torch here."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from .history import training_log
 from .prepare import RunData, base_of, build, first_of, run_data
 from .processes import (
     check,
-    in_pieces,
+    in_micro_batches,
     layout_of,
     note_layout,
     previous,
@@ -210,7 +210,7 @@ def set_up(
     ``before`` is run.json of the run in ``out``, empty for a new one. Raises UserError where the
     settings do not fit it, the data or the memory.
     """
-    train_config = in_pieces(settings.train, before, mesh, out)
+    train_config = in_micro_batches(settings.train, before, mesh, out)
     has_tensorboard = importlib.util.find_spec("tensorboard") is not None
     need(
         has_tensorboard or not train_config.tensorboard,

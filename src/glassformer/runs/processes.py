@@ -1,5 +1,5 @@
-"""What several processes do around a run: the first one speaks and prepares, a mistake of any is
-everybody's."""
+"""Several processes around a run: the first one speaks and prepares, a mistake of any
+is everybody's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..core.tokenizer import Tokenizer
 from ..core.training.causal import Causal
 from ..formats.tokenizer_forms import from_json
 from ..scale import expert_parallel, pipeline, ring, tensor
-from ..scale.layout import Layout, pieces_for
+from ..scale.layout import Layout, micro_batches_for
 from ..scale.mesh import Mesh, has_agent, peer_loss, restarts
 from ..scale.parallel import AXES
 from ..tasks.objectives import Prefix
@@ -103,29 +103,29 @@ def _opened(text: str, chat_template: str | None, end_ids: list[int]) -> Tokeniz
     return tokenizer
 
 
-def in_pieces(train_config: Train, before: dict[str, Any], mesh: Mesh, out: Path) -> Train:
+def in_micro_batches(train_config: Train, before: dict[str, Any], mesh: Mesh, out: Path) -> Train:
     """The settings with ``accumulate`` a multiple of the processes that share the rows; a run keeps
     what it began with.
 
     Raises UserError where that cannot be.
     """
     if before:
-        pieces = int(before.get("pieces", train_config.accumulate))
-        fits = [str(n) for n in range(1, pieces + 1) if pieces % n == 0]
+        accumulate = int(before.get("pieces", train_config.accumulate))
+        fits = [str(n) for n in range(1, accumulate + 1) if accumulate % n == 0]
         need(
-            pieces % mesh.data_parallel_size == 0,
-            f"The run in {out} works through a step in {pieces} pieces, which "
+            accumulate % mesh.data_parallel_size == 0,
+            f"The run in {out} works through a step in {accumulate} micro-batches, which "
             f"{mesh.data_parallel_size} processes cannot share evenly; start "
             f"{', '.join(fits[:-1])} or {fits[-1]} of them.",
         )
     else:
-        pieces = pieces_for(train_config.accumulate, mesh.layout)
+        accumulate = micro_batches_for(train_config.accumulate, mesh.layout)
         need(
-            pieces <= train_config.batch,
-            f"train.batch is {train_config.batch} rows, too few for {pieces} pieces, a "
+            accumulate <= train_config.batch,
+            f"train.batch is {train_config.batch} rows, too few for {accumulate} micro-batches, a "
             f"multiple of the {mesh.data_parallel_size} processes; raise it or start fewer.",
         )
-    return replace(train_config, accumulate=pieces)
+    return replace(train_config, accumulate=accumulate)
 
 
 def check(train_config: Train, model: config.Model, mesh: Mesh) -> None:
@@ -177,10 +177,10 @@ def note_layout(layout: Layout, mesh: Mesh) -> None:
     order = "added in one order: the bits of one process" if exact else "added in any order"
     note(f"On {layout.sentence()} Gradients are {order}.")
     stages = mesh.extent("pipeline")
-    if layout.pieces < 2 * stages - 2:
-        # the first and the last pieces leave stages idle
-        idle = (stages - 1) / (layout.pieces + stages - 1)
+    if layout.accumulate < 2 * stages - 2:
+        # the first and the last micro-batches leave stages idle
+        idle = (stages - 1) / (layout.accumulate + stages - 1)
         note(
-            f"In {layout.pieces} pieces {stages} stages wait for one another {idle:.0%} of the "
+            f"In {layout.accumulate} micro-batches {stages} stages wait for one another {idle:.0%} of the "
             "time; raise train.accumulate."
         )

@@ -1,4 +1,4 @@
-"""What a run says of itself, in lines on standard error, and its picture. No torch here."""
+"""The report of a run, in lines on standard error, and its picture. No torch here."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class RunPlan:
 
     @cached_property
     def cost(self) -> Cost:
-        """The cost of a step's pieces."""
+        """The cost of a step's micro-batches."""
         train_config = self.settings.train
         return cost(self.model, -(-train_config.batch // train_config.accumulate), self.context)
 

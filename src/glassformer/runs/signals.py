@@ -1,5 +1,5 @@
-"""What stops or holds a run from outside: signals, and the files ``stop`` and ``pause`` in its
-folder."""
+"""Means to stop or hold a run from outside: signals, and the files ``stop`` and ``pause`` in
+its folder."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ WORDS = {
 ELSEWHERE = dict.fromkeys(
     ("threads", "num_threads", "n_threads", "cpus"), "Set OMP_NUM_THREADS before the command."
 )
-"""What is wished for and no setting here: what to do instead."""
+"""Advice for settings that are wished for and do not exist here."""
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

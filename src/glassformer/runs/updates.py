@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core.errors import UserError, nearest, need
 from ..core.training.batches import Batch
-from ..core.training.loop import State, TrainStep, seed_piece
+from ..core.training.loop import State, TrainStep, seed_micro_batch
 from ..core.training.loss import split
 from ..sight.figures.charts import TableFigure
 from .launch import Setup
@@ -234,21 +234,21 @@ def row_gradients(
 ) -> Iterator[list[Tensor]]:
     """The gradients of each row's summed loss in the next step.
 
-    A row is read among the others of its piece, with the draws that the step makes, and only its
+    A row is read among the others of its micro-batch, with the step's random numbers, and only its
     own targets count.
     """
     state, train_config = ready.state, ready.plan.settings.train
     objective = train_config.objective
     need(
-        objective.all_pieces is None and batch.labels is None,
+        objective.all_micro_batches is None and batch.labels is None,
         "A loss that compares sequences does not open into them.",
     )
     state.model.train()
-    for number, piece in enumerate(split(batch, train_config.accumulate)):
-        for row in range(len(piece.tokens)):
-            seed_piece(train_config.seed, state.step, number)
-            targets = torch.full_like(piece.targets, -1)
-            targets[row] = piece.targets[row]
-            alone = dataclasses.replace(piece, targets=targets).to(parameters[0].device)
+    for number, micro_batch in enumerate(split(batch, train_config.accumulate)):
+        for row in range(len(micro_batch.tokens)):
+            seed_micro_batch(train_config.seed, state.step, number)
+            targets = torch.full_like(micro_batch.targets, -1)
+            targets[row] = micro_batch.targets[row]
+            alone = dataclasses.replace(micro_batch, targets=targets).to(parameters[0].device)
             loss = objective.loss(state.model, alone, train_config.label_smoothing)
             yield list(torch.autograd.grad(loss.total, parameters, materialize_grads=True))

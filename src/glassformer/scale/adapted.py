@@ -93,4 +93,4 @@ LAYERS: dict[tuple[type, bool], type] = {
     (LoRALinear, True): AdaptedColumns,
     (LoRALinear, False): AdaptedRows,
 }
-"""What a layer becomes where its outputs (True) or its inputs are cut."""
+"""The class of a layer whose outputs (True) or inputs are cut."""

@@ -1,4 +1,4 @@
-"""What the processes of a group tell each other within a pass, with the gradient of each.
+"""Messages between the processes of a group within a pass, with the gradient of each.
 
 enter      forward: as it is              backward: summed     into what each process computes a part of
 leave      forward: summed                backward: as it is   out of it

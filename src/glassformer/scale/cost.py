@@ -1,5 +1,5 @@
-"""What a model costs, from its config alone: parameters by part, FLOPs, memory, key-value cache. No
-weights are made.
+"""The cost of a model, from its config alone: parameters by part, FLOPs, memory, key-value cache.
+No weights are made.
 
 B batch, T tokens of context, H heads, K key-value heads, D head dim, C model dim.
 """

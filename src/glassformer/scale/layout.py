@@ -1,4 +1,4 @@
-"""What each of several processes holds and sends, from the config alone. No torch here.
+"""The share that each of several processes holds and sends, from the config alone. No torch here.
 
 A shard has 1/D of weights, gradients and moments; a block is gathered while it computes (FSDP2:
 Zhao et al. 2023). The tensor axis leaves each process the model of a config with fewer heads and
@@ -29,16 +29,16 @@ EXPERT_WEIGHTS = re.compile(r"\.ffn\.(gate|up|down)(_bias)?$")
 
 @dataclass(frozen=True)
 class Layout:
-    """A run of ``cost`` on the processes of ``parallel`` (data filled in), in so many ``pieces`` a
+    """A run of ``cost`` on the processes of ``parallel`` (data filled in), in ``accumulate`` micro-batches a
     step.
 
-    ``cost`` is that of one piece; ``muon`` says that matrices travel to their owners and back. Of a
+    ``cost`` is that of one micro-batch; ``muon`` says that matrices travel to their owners and back. Of a
     pipeline it is the ``stage`` that is told, else the one that has the most.
     """
 
     cost: Cost
     parallel: Parallel
-    pieces: int
+    accumulate: int
     dtype: str = "fp32"
     muon: bool = False
     stage: int | None = None
@@ -116,8 +116,8 @@ class Layout:
         activations = self.tensor_cost.activations(self.dtype) // self.parallel.context
         if self.stage is not None:
             after, model = self.parallel.pipeline - self.stage, self.cost.model
-            # pieces under way, of some blocks each
-            activations = activations * min(after, self.pieces) // self.parallel.pipeline
+            # micro-batches under way, of some blocks each
+            activations = activations * min(after, self.accumulate) // self.parallel.pipeline
             tied = model.head is not None and model.head.tied
             # it is borrowed
             logits = 0 if after > 1 else logits + 2 * FP32 * model.embed.vocab * model.dim * tied
@@ -132,7 +132,7 @@ class Layout:
         """Bytes that it receives in a step: weights for both passes, gradients, Muon's matrices;
         for the other axes keys and values, sums of activations, tokens on their way to experts."""
         *blocks, outside = self.groups
-        rounds, exact = self.pieces // self.parallel.rows, self.parallel.exact
+        rounds, exact = self.accumulate // self.parallel.rows, self.parallel.exact
         width = HALF if self.dtype == "bf16" else FP32
         away = (self.shards - 1) / self.shards
         # what belongs to no block stays between the passes
@@ -179,7 +179,7 @@ class Layout:
         axes = [
             f"{axis} {self.parallel.size(axis)}" for axis in AXES if self.parallel.size(axis) > 1
         ]
-        pieces = self.pieces // self.parallel.rows
+        rounds = self.accumulate // self.parallel.rows
         return [
             ("processes", f"{self.parallel.size(*AXES)}: {' x '.join(axes) or 'alone'}"),
             (
@@ -187,8 +187,8 @@ class Layout:
                 f"{'at most ' * bool(self.stages)}{self.local_parameters:,} of {self.cost.total:,}",
             ),
             (
-                "pieces of a step a process",
-                f"{pieces} of {self.pieces}, {self.cost.batch:,} rows each at most",
+                "micro-batches of a step a process",
+                f"{rounds} of {self.accumulate}, {self.cost.batch:,} rows each at most",
             ),
             (
                 f"memory a process, {self.dtype}, beside {BASE >> 20} MiB of Python and PyTorch",
@@ -203,18 +203,18 @@ class Layout:
             "processes": self.parallel.size(*AXES),
             "axes": {axis: self.parallel.size(axis) for axis in AXES},
             "parameters": self.local_parameters,
-            "pieces": self.pieces,
+            "micro_batches": self.accumulate,
             "memory_bytes": self.memory,
             "traffic_bytes": self.traffic,
         }
 
     def sentence(self) -> str:
         """The same in a line."""
-        (_, axes), (_, parameters), (_, pieces), (_, memory), (_, traffic) = self.rows()
+        (_, axes), (_, parameters), (_, micro_batches), (_, memory), (_, traffic) = self.rows()
         tail = f"{memory} of memory and {traffic} received a step each"
         return (
             f"{axes.replace(':', ' processes:', 1)}; each keeps {parameters} parameters and works "
-            f"on {pieces}; {tail}."
+            f"on {micro_batches}; {tail}."
         )
 
 
@@ -249,8 +249,8 @@ def cut(model: config.Model, processes: int) -> config.Model:
     return replace(model, embed=replace(model.embed, vocab=share(model.embed.vocab)), **stacks)
 
 
-def pieces_for(accumulate: int, parallel: Parallel) -> int:
-    """In how many pieces a step is worked through: as many as asked, or more, so that each process
+def micro_batches_for(accumulate: int, parallel: Parallel) -> int:
+    """The number of micro-batches of a step: as many as asked, or more, so that each process
     has as many."""
     return -(-accumulate // parallel.rows) * parallel.rows
 

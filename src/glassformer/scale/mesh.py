@@ -1,5 +1,5 @@
-"""Who takes part in a training: this process's rank, the axes it stands on, and what processes tell
-each other.
+"""The processes of a training: this one's rank, the axes it stands on, and what processes
+tell each other.
 
     rank = ((((pipeline * R + replicate) * D + data) * E + expert) * C + context) * T + tensor
 
@@ -30,7 +30,7 @@ from ..fast import device as devices
 from .parallel import AXES, ROWS, Parallel, processes
 
 ERROR = "error"
-"""Where a process that ends by a mistake leaves its sentence for the others."""
+"""The key under which a process that ends by a mistake leaves its sentence for the others."""
 START = 300.0  # seconds that processes wait for each other at the start at least
 PATIENCE = 5.0  # seconds that a process which lost another waits for that sentence
 
@@ -160,7 +160,7 @@ class Mesh:
 
     @property
     def row(self) -> int:
-        """Data-parallel index of this process: of pieces 0, 1, 2, .. it takes every
+        """Data-parallel index of this process: of micro-batches 0, 1, 2, .. it takes every
         ``data_parallel_size``th from ``row`` on."""
         return self.index(*ROWS)
 

@@ -1,5 +1,5 @@
-"""Muon on shards: a matrix is orthogonalised as a whole by the process that owns it, then goes back
-to its shards.
+"""Muon on shards: a matrix is orthogonalised as a whole by the process that owns it, then goes
+back to its shards.
 
     momentum where it lies -> boxes to the owner (bf16) -> one stack, as one process would make it
     -> boxes back (bf16)
@@ -23,7 +23,7 @@ from .tensor import bounds
 from .windows import GRID, WeightWindow
 
 AXES = ("data", "tensor")
-"""Those along which a matrix lies in parts."""
+"""The axes along which a matrix lies in parts."""
 Box: TypeAlias = tuple[slice, slice]
 
 

@@ -1,4 +1,4 @@
-"""How several processes share one training: the axes of their mesh. No torch here.
+"""The axes along which several processes share one training. No torch here.
 
 [parallel]
 replicate = 2      # two groups, each with the whole model in shards
@@ -15,11 +15,11 @@ from ..core.config.serial import PositiveFloat, PositiveInt, frozen
 from ..core.errors import UserError, need
 
 AXES = ("pipeline", "replicate", "data", "expert", "context", "tensor")
-"""The axes from the outside in: neighbours on the last lie on neighbouring ranks, which talk
-fastest and most."""
+"""The axes from the outside in: neighbours on the last lie on neighbouring ranks, which
+talk fastest and most."""
 ROWS = ("replicate", "data", "expert")
-"""The axes that share out the rows of a batch; a rank of any other reads the rows of its
-neighbours."""
+"""The axes that share out the rows of a batch; a rank of any other reads the rows of
+its neighbours."""
 
 
 @frozen

@@ -4,7 +4,7 @@ stream travels.
     first stage   embed, blocks 0 1 --x--> blocks 2 3 --x--> blocks 4 5, last norm, head, loss   last stage
                                    <--dx--           <--dx--
 
-Pieces of a batch follow one another; once all stages have work each does one forward and one
+Micro-batches follow one another; once all stages have work each does one forward and one
 backward pass in turn (1F1B: Narayanan et al. 2019, 2021). Weights of other stages stay here without
 numbers. A tied table belongs to the first stage: the last one borrows it for a step and sends its
 gradient home.

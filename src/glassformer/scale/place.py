@@ -1,5 +1,5 @@
-"""Where the numbers of this process lie in a whole tensor: a box of it, cut by an axis (``Cut``)
-and by shards.
+"""The place of this process's numbers in a whole tensor: a box of it, cut by an axis
+(``Cut``) and by shards.
 
 whole (R, C)       tensor cuts columns, data cuts rows       this process's box
 . . . . . .        . . . | . . .                             . . .

@@ -1,5 +1,5 @@
-"""What a process reads of the batches: its own pieces alone, and ahead in a thread, so that the disk is
-waited for while the model computes. No bit is another."""
+"""Batches as a process reads them: its own micro-batches alone, and ahead in a thread, so that the disk
+is waited for while the model computes. No bit is another."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 import torch
 
 from ..core.memory import available_memory
-from ..core.training.batches import Batch, Batches, RowBounds, as_batch, piece_borders
+from ..core.training.batches import Batch, Batches, RowBounds, as_batch, micro_batch_borders
 
 
-def next_pieces(batches: Iterator[Batch], count: int, indices: Iterable[int]) -> list[Batch]:
-    """Pieces ``indices`` of the ``count`` that the next batch is cut into, with the bits that they
+def next_micro_batches(batches: Iterator[Batch], count: int, indices: Iterable[int]) -> list[Batch]:
+    """Micro-batches ``indices`` of the ``count`` that the next batch is cut into, with the bits that they
     have in the whole batch.
 
     Every process calls it with the same ``batches`` and ``count``, so that all cursors stay alike.
-    Running text is read for these pieces alone; what an objective prepares is a function of the
+    Running text is read for these alone; what an objective prepares is a function of the
     whole batch, so that is made and cut.
     """
     if not isinstance(batches, Batches):
         batch = next(batches)
-        cuts = piece_borders(len(batch.tokens), count)
+        cuts = micro_batch_borders(len(batch.tokens), count)
         return [batch.rows(*cuts[number]) for number in indices]
-    drawn, cuts = list(batches.draw()), piece_borders(batches.batch, count)
+    drawn, cuts = list(batches.draw()), micro_batch_borders(batches.batch, count)
     packed = any(rows.packed(low, high) for rows, low, high in drawn)
     return [
         as_batch((rows.load(*bounds) for rows, *bounds in _between(drawn, *cuts[number])), packed)
@@ -46,7 +46,7 @@ def _between(drawn: Iterable[RowBounds], low: int, high: int) -> Iterator[RowBou
 
 
 class Prefetched(Iterator[Any]):
-    """Results of ``draw`` over ``batches``, prefetched ``depth`` ahead; or ``pieces`` of them, then
+    """Results of ``draw`` over ``batches``, prefetched ``depth`` ahead; or ``micro_batches`` of them, then
     always the same ones.
 
     ``state()`` and ``epoch`` are those of the batch that was handed out last, so that a run goes on
@@ -65,10 +65,10 @@ class Prefetched(Iterator[Any]):
     def __next__(self) -> Any:
         return self._next(self.draw)
 
-    def pieces(self, count: int, indices: Iterable[int]) -> list[Batch]:
-        """Returns ``next_pieces`` of ``batches``, prefetched."""
+    def micro_batches(self, count: int, indices: Iterable[int]) -> list[Batch]:
+        """Returns ``next_micro_batches`` of ``batches``, prefetched."""
         drawn: list[Batch] = self._next(
-            functools.partial(next_pieces, count=count, indices=indices)
+            functools.partial(next_micro_batches, count=count, indices=indices)
         )
         return drawn
 

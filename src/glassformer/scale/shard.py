@@ -2,7 +2,7 @@
 2023), to the bit.
 
 Three things differ from plain FSDP2, so that N processes make the bits of one that works through
-the same pieces: gradients are added up in the order of pieces (``OrderedSum``), each optimizer's
+the same micro-batches: gradients are added up in the order of micro-batches (``OrderedSum``), each optimizer's
 kernel meets a number at the place in its row of 64 where one process would have it (``WeightWindow``),
 and the gradient's norm is a sum in one order (``ShardedOptimizer.norm``).
 """
@@ -209,12 +209,12 @@ class UnorderedSum:
                 torch.distributed.all_reduce(output, group=self.copies)
 
     def start_round(self, first: bool, present: int) -> None:
-        """Before the backward pass of a round of pieces, the ``first`` of a step or not: FSDP2 adds
+        """Before the backward pass of a round of micro-batches, the ``first`` of a step or not: FSDP2 adds
         rounds up."""
 
 
 class OrderedSum(UnorderedSum):
-    """The sum of everybody's gradients, added in the order of pieces onto the sum of the rounds
+    """The sum of everybody's gradients, added in the order of micro-batches onto the sum of the rounds
     before.
 
     Everybody sends each shard of its gradient to whom it belongs, the traffic of a reduce-scatter;
@@ -258,16 +258,16 @@ class OrderedSum(UnorderedSum):
                 )
             if last:
                 if before is not output and before is not None:
-                    output.copy_(before)  # of this copy's pieces there were none
+                    output.copy_(before)  # of this copy's micro-batches there were none
                 if place < last:
                     torch.distributed.send(output, self.near[place + 1])
                 torch.distributed.broadcast(output, self.near[last], group=self.copies)
         self.sum = output
 
     def start_round(self, first: bool, present: int) -> None:
-        """The first ``present`` processes have a piece in this round; what the others send does not
+        """The first ``present`` processes have a micro-batch in this round; what the others send does not
         count."""
-        # else pieces do not follow ranks; what is not there is 0
+        # else micro-batches do not follow ranks; what is not there is 0
         if self.mesh.extent("expert") == 1:
             self.present = present
         if first:
@@ -275,7 +275,7 @@ class OrderedSum(UnorderedSum):
 
 
 def begin_round(model: nn.Module, first: bool, present: int) -> None:
-    """Before the backward pass of a round of pieces, the ``first`` of a step or not; ``present``
+    """Before the backward pass of a round of micro-batches, the ``first`` of a step or not; ``present``
     processes have one."""
     for reduction in reductions(model):
         reduction.start_round(first, present)

@@ -1,7 +1,7 @@
-"""A step's or a validation's batches shared out to processes: each works on its pieces, all know
-every piece's loss.
+"""A step's or a validation's batches shared out to processes: each works on its micro-batches,
+all know the loss of every one.
 
-piece      0   1   2   3 | 4   5   6   7        accumulate = 8
+micro-batch 0  1   2   3 | 4   5   6   7        accumulate = 8
 process    0   1   2   3 | 0   1   2   3        one round | the next
 """
 
@@ -24,12 +24,12 @@ from ..core.nn.flow import Flow
 from ..core.training.batches import Batch, Batches
 from ..core.training.loop import State
 from ..core.training.loss import Loss, Sums, backward, backward_from, sums
+from ..core.training.micro_batches import MicroBatches
 from ..core.training.optimizer import Optimizer
-from ..core.training.pieces import Pieces
 from .collectives import summed
 from .mesh import ALONE, Mesh
 from .parallel import ROWS
-from .prefetch import Prefetched, next_pieces
+from .prefetch import Prefetched, next_micro_batches
 from .ring import Ring
 from .shard import begin_round, in_shards
 from .sharded_optimizer import ShardedOptimizer
@@ -42,43 +42,42 @@ def shared_gradients(
     batches: Iterator[Batch],
     objective: Objective,
     settings: run.Train,
-    draws: Callable[[int], None] | None,
+    start_step_rng: Callable[[int], None] | None,
     mesh: Mesh,
 ) -> Sums:
-    """Leaves gradients as ``loss.gradients`` of the next batch does; this process's pieces are
-    ``mesh.row`` and every ``mesh.data_parallel_size`` on."""
+    """Leaves gradients as ``loss.gradients`` of the next batch does; this process's micro-batches
+    are ``mesh.row`` and every ``mesh.data_parallel_size`` on."""
     indices = range(mesh.row, settings.accumulate, mesh.data_parallel_size)
     device = mesh.device
     source: Any = batches
     if isinstance(batches, Prefetched):
-        source, local_batches = batches.batches, batches.pieces(settings.accumulate, indices)
+        source, local_batches = batches.batches, batches.micro_batches(settings.accumulate, indices)
     else:
-        local_batches = next_pieces(batches, settings.accumulate, indices)
-    micro_batches = [piece.to(device) for piece in local_batches]
-    present = [mesh.data_parallel_size] * len(micro_batches)
+        local_batches = next_micro_batches(batches, settings.accumulate, indices)
+    local_batches = [batch.to(device) for batch in local_batches]
+    present = [mesh.data_parallel_size] * len(local_batches)
     # what an objective prepares may have fewer rows than were read
     if not isinstance(source, Batches):
-        full = mesh.gather(
-            torch.tensor([int(len(micro_batch.tokens) > 0) for micro_batch in micro_batches])
-        )
+        full = mesh.gather(torch.tensor([int(len(batch.tokens) > 0) for batch in local_batches]))
         present = torch.stack([full[rank] for rank in mesh.neighbours(*ROWS)]).sum(0).tolist()
         few = f"A batch came to fewer than {mesh.data_parallel_size} rows, one for each process; raise train.batch."
         need(present[0] == mesh.data_parallel_size, few)
 
     def start_rng(place: int) -> None:
-        if draws is not None:  # other columns of a piece, and other stages, draw other numbers
-            draws(indices[place] + settings.accumulate * mesh.index("pipeline", "context"))
+        # other columns of a micro-batch, and other stages, draw other numbers
+        if start_step_rng is not None:
+            start_step_rng(indices[place] + settings.accumulate * mesh.index("pipeline", "context"))
 
-    pieces = SharedPieces(micro_batches, start_rng, model, present, mesh)
+    micro_batches = SharedMicroBatches(local_batches, start_rng, model, present, mesh)
     losses: list[Loss] = []
     with columns(model, mesh) as cut:
-        if objective.all_pieces is not None:
-            losses = objective.all_pieces(model, pieces, settings.label_smoothing)
+        if objective.all_micro_batches is not None:
+            losses = objective.all_micro_batches(model, micro_batches, settings.label_smoothing)
         elif mesh.extent("pipeline") > 1:
             compute = functools.partial(objective.loss, model, smoothing=settings.label_smoothing)
-            losses = one_forward_one_backward(model, pieces, compute)
+            losses = one_forward_one_backward(model, micro_batches, compute)
         else:
-            for micro_batch, is_real in pieces.iterate(backward=True):
+            for micro_batch, is_real in micro_batches.iterate(backward=True):
                 loss = backward(
                     model,
                     cut(micro_batch),
@@ -110,23 +109,23 @@ def mesh_of(state: State) -> Mesh:
 
 
 def one_forward_one_backward(
-    model: Any, pieces: SharedPieces, loss: Callable[[Batch], Loss]
+    model: Any, micro_batches: SharedMicroBatches, loss: Callable[[Batch], Loss]
 ) -> list[Loss]:
-    """The losses of this stage's pieces: it goes back through one as soon as the stages after it
-    have, so that it holds no more pieces than there are stages from here on (1F1B)."""
+    """The losses of this stage's micro-batches: it goes back through one as soon as the stages after
+    it have, so that it holds no more of them than there are stages from here on (1F1B)."""
     losses: list[Loss] = []
     waiting: deque[tuple[int, Loss, bool]] = deque()
 
-    begin_round(model, True, pieces.present[0])
+    begin_round(model, True, micro_batches.present[0])
 
     def back() -> None:
         place, loss_value, is_real = waiting.popleft()
         losses.extend([backward_from(loss_value, float(is_real))] * is_real)
         # now, while all weights are in shards: the next forward pass leaves some whole
-        if place + 1 < len(pieces):
-            begin_round(model, False, pieces.present[place + 1])
+        if place + 1 < len(micro_batches):
+            begin_round(model, False, micro_batches.present[place + 1])
 
-    for place, (micro_batch, is_real) in enumerate(pieces.iterate()):
+    for place, (micro_batch, is_real) in enumerate(micro_batches.iterate()):
         waiting.append((place, loss(micro_batch), is_real))
         if len(waiting) == model.stage.count - model.stage.index:
             back()
@@ -135,22 +134,22 @@ def one_forward_one_backward(
     return losses
 
 
-class SharedPieces(Pieces):
-    """The pieces of this process; in each round so many processes are ``present`` with one."""
+class SharedMicroBatches(MicroBatches):
+    """The micro-batches of this process; in each round so many processes are ``present`` with one."""
 
     def __init__(
         self,
         batches: Sequence[Batch],
-        draws: Callable[[int], None],
+        start_rng: Callable[[int], None],
         model: Any,
         present: Sequence[int],
         mesh: Mesh,
     ) -> None:
-        super().__init__(batches, draws)
+        super().__init__(batches, start_rng)
         self.model, self.present, self.mesh = model, present, mesh
 
     def iterate(self, backward: bool = False) -> Iterator[tuple[Batch, bool]]:
-        """Yields each piece; where only other processes have one, the first again, not counted."""
+        """Yields each micro-batch; where only other processes have one, the first again, not counted."""
         for place, (batch, present_count) in enumerate(
             zip(self.batches, self.present, strict=True)
         ):
@@ -238,15 +237,15 @@ def in_order(losses: Sequence[Loss], mesh: Mesh) -> list[Loss]:
         axis, join = (
             ("pipeline", _of_stages) if mesh.extent("pipeline") > 1 else ("context", _joined)
         )
-        pieces = zip(
+        losses_of_each = zip(
             *(every[neighbour] for neighbour in mesh.neighbours(axis, of=rank)), strict=True
         )
-        shares.append([join(piece) for piece in pieces])
+        shares.append([join(losses) for losses in losses_of_each])
     return [share[turn] for turn in range(len(shares[0])) for share in shares if turn < len(share)]
 
 
 def _joined(column_losses: Sequence[Loss]) -> Loss:
-    """The loss of a piece from those of its columns; ``aux`` is of all of them on each."""
+    """The loss of a micro-batch from those of its columns; ``aux`` is of all of them on each."""
     if len(column_losses) == 1:
         return column_losses[0]
     sums, count = (
@@ -274,7 +273,7 @@ def _joined(column_losses: Sequence[Loss]) -> Loss:
 
 
 def _of_stages(stage_losses: Sequence[Loss]) -> Loss:
-    """The loss of a piece: the last stage has it, with what the mixtures of all stages add to it
+    """The loss of a micro-batch: the last stage has it, with what the mixtures of all stages add to it
     and say."""
     flow, aux = (
         Flow(stage_losses[0].sum),
@@ -314,12 +313,12 @@ def _packed(losses: Sequence[Loss]) -> bytes:
 def _unpacked(content: bytes, device: torch.device) -> list[Loss]:
     from safetensors.torch import load
 
-    by_piece: dict[int, dict[str, Tensor]] = {}
+    by_micro_batch: dict[int, dict[str, Tensor]] = {}
     for key, tensor in load(content).items():
-        piece, _, name = key.partition(".")
-        by_piece.setdefault(int(piece), {})[name] = tensor.to(device)
+        index, _, name = key.partition(".")
+        by_micro_batch.setdefault(int(index), {})[name] = tensor.to(device)
     losses = []
-    for _, fields in sorted(by_piece.items()):
+    for _, fields in sorted(by_micro_batch.items()):
         count, tokens = fields.pop("counts").tolist()
         metrics = {
             name[8:]: fields.pop(name) for name in list(fields) if name.startswith("metrics.")

@@ -156,8 +156,8 @@ TABLE: dict[type, SplitRule] = {
     config.Embed: SplitRule(parameters={"token.weight": 0}, change=_cut_table),
     config.Head: SplitRule(parameters={"proj.weight": 0, "proj.bias": 0}, change=_cut_head),
 }
-"""How each config type is cut. A part of a user's own says ``columns``, ``rows`` and ``parameters``
-in its class."""
+"""The cut of each config type. A part of a user's own says ``columns``, ``rows`` and
+``parameters`` in its class."""
 
 
 def bounds(size: int, shards: int, rank: int) -> tuple[int, int]:

@@ -1,5 +1,5 @@
-"""What clients share beside the engine, in fair parts: threads for the work of the API and of the page,
-and the bytes of bodies and answers that are held.
+"""Resources that clients share beside the engine, in fair parts: threads for the work of the API
+and of the page, and the bytes of bodies and answers that are held.
 
     small lane   bodies, texts and answers of some kilobytes; never behind heavy work
     heavy lane   large ones, forms that are compiled, edits, inspections

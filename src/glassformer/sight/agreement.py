@@ -1,5 +1,5 @@
-"""Whether two ways to compute a model agree: by how much they differ, how much they may, and where
-they first do.
+"""The agreement of two ways to compute a model: by how much they differ, how much they may, and
+where they first do.
 
 B batch, T tokens, S keys, V vocabulary.
 """
@@ -21,7 +21,7 @@ from .layouts import Values
 Status: TypeAlias = Literal["pass", "FAIL", "not run"]
 LABELS = ("token_head.write", "pool.write")
 ANSWERS = ("logits", *LABELS, "decoder.out", "encoder.out")
-"""What a model says, by its path on a tape; the last hidden states where it says nothing else."""
+"""The results of a model by their paths on a tape; the last hidden states where it has no other."""
 ROUNDINGS = {torch.float16: 4.0, torch.bfloat16: 4.0}
 """See ``tolerance``; 16 for a format that is not among them."""
 CODES, HALF_A_CODE = 4.0, 1 / 254

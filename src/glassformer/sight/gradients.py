@@ -1,5 +1,5 @@
-"""What an answer owes to each token of the input: its gradient, gradient times input, and
-integrated gradients.
+"""Saliency, the share of each input token in an answer: its gradient, gradient times input,
+and integrated gradients.
 
 The input is a token's vector as its table gives it. Integrated gradients (Sundararajan et al. 2017)
 walk from a baseline to it and sum to what the answer changes by on the way, up to a gap that is

@@ -1,5 +1,5 @@
-"""What each attention head does, as numbers: where it looks in random tokens that come twice,
-beside a baseline.
+"""Scores of each attention head: where it looks in random tokens that come
+twice, beside a baseline.
 
 Random tokens say nothing but their order, so that a head that looks back at the first copy does so
 for the repetition alone. A text is one opening token, L drawn ones and the same L again; its

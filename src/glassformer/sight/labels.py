@@ -1,4 +1,4 @@
-"""What a token is called beside its numbers: by its vocabulary in data, as it reads in a table."""
+"""The name of a token beside its numbers: by its vocabulary in data, as it reads in a table."""
 
 from __future__ import annotations
 

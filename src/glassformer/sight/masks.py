@@ -1,5 +1,5 @@
-"""Pictures of who may look at whom: a row for each query, a column for each key; and of which
-process computes what."""
+"""Pictures of who may look at whom: a row for each query, a column for each key; and of
+which process computes what."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ EXAMPLES = {
     "strided": "strided(5)",
     "fixed": "fixed(6, 2)",
 }
-"""What a name alone draws, where the rule needs numbers."""
+"""The rules that a name alone draws, where the rule needs numbers."""
 SCENES = {
     "documents": "Three documents packed in one row: each token sees its own.",
     "padding": "The last third of the row is padding: nobody sees it.",
     "cross": "A decoder looks at an encoder's output, the end of which is padding.",
 }
-"""What no rule says but the data."""
+"""Masks that no rule makes but the data."""
 LONGEST = 1 << 15
 """Tokens: a count of all their pairs takes seconds."""
 NEVER, LATER, SEEN = 0, 1, 2
-"""A pair that is not visited; only where nothing is causal, the key being later than the query;
-always."""
+"""A pair that is not visited; only where nothing is causal, the key being later than the
+query; always."""
 SIDE = 8  # pixels of a cell in a drawing
 COLORS = ("#f2f2f0", "#9ec5e8", "#1f5f9e")
 GLYPHS = (" ·", "░░", "██"), (" .", "--", "##")

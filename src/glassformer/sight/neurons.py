@@ -1,5 +1,5 @@
-"""What a neuron is for: the places of a corpus where it, or an expert's share of the router, is
-greatest.
+"""Top activations of a neuron: the places of a corpus where it, or an expert's share of the router,
+is greatest.
 
 The corpus is streamed; of a pass only the asked neurons are kept, and of a neuron its best rows.
 

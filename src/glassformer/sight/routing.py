@@ -1,5 +1,5 @@
-"""Which tokens go to which expert: counted while the held-out batches are read, a line a mixture in
-routing.jsonl."""
+"""The routing of tokens to experts: counted while the held-out batches are read, a line a mixture
+in routing.jsonl."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What ``look`` gives: a dict of tensors that shows itself, attention as pictures of who looks at
-whom."""
+"""The result of ``look``: a dict of tensors that shows itself, attention as pictures of who looks
+at whom."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..core import config
-from ..core.errors import UserError, must_be_known, need
+from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
@@ -33,6 +33,7 @@ from .labels import TokenLabel as TokenLabel
 from .labels import display_texts as display_texts
 from .labels import pieces as pieces
 from .labels import visible as visible
+from .word_places import word_id as word_id
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -198,46 +199,6 @@ def place(position: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> 
     mask = None if tokenizer is None else tokenizer.mask
     masks = [at for at, token in enumerate(tokens[0].tolist()) if token == mask]
     return masks[0] if len(masks) == 1 else tokens.shape[1] - 1
-
-
-def word_id(model: Model | int, tokenizer: Tokenizer | None, word: str | int) -> int:
-    """The one token of a model (or of so many words) that a word is: an id, a name of the
-    vocabulary (``Ġtired``), a text of one token (" tired"), or the token as a table shows it
-    (``·tired``).
-
-    Raises UserError for an id that the model lacks and for a text of several tokens, which are
-    named.
-    """
-    vocab = model if isinstance(model, int) else model.config.embed.vocab
-    if isinstance(word, int):
-        must_be_known([word], vocab)
-        return word
-    if tokenizer is None:
-        raise UserError(f'"{word}" needs a tokenizer; give one, or give the token\'s id.')
-    token = tokenizer.id(word)
-    if token is None:
-        ids = tokenizer.encode(word)
-        if len(ids) != 1:
-            ids = [
-                id
-                for id, piece in enumerate(pieces(tokenizer, range(tokenizer.size)))
-                if piece.display == word
-            ] or ids
-        named = " ".join(display_texts(tokenizer, ids))
-        hint = (
-            "; give one of them, or a word of one "
-            f"token{'' if word.startswith(' ') else ', perhaps with a space'}"
-        )
-        need(
-            len(ids) == 1,
-            f'"{word}" is {len(ids)} tokens for this tokenizer ({named}){hint if ids else ""}.',
-        )
-        token = ids[0]
-    need(
-        token < vocab,
-        f'"{word}" is token {token} and this model knows 0 to {vocab - 1}; use its own tokenizer.',
-    )
-    return token
 
 
 def answer_kind(model: Model, of: str | None, kinds: Sequence[str] = ("logit", "label")) -> str:

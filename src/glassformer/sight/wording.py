@@ -1,4 +1,4 @@
-"""What a function of PyTorch does to one number, and what a value is: words for the screen, which
+"""Sentences on what a function of PyTorch does to one number and what a value is, which
 stand in wording.toml."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model says of a whole text: its vector, its label, the words for its blanks.
+"""Predictions about a whole text: its vector, its label, the words for its blanks.
 
 N texts, B of them at once, T tokens, C model dim, L labels, V vocabulary.
 """

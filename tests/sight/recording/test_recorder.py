@@ -253,14 +253,37 @@ def refused(call, *words):
     assert "\n" not in text and len(text) < 300
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(WIDTH, WIDTH, 2, dropout=0.3)
+
+    def forward(self, x):
+        return self.rnn(x)[0]
+
+
+class Attending(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.2)
+
+
 def test_what_cannot_be_opened_is_refused_in_a_sentence():
     module, x = Plain().eval(), hard_modules.noise(2, WIDTH)
     refused(lambda: glassformer.trace(Plain().train(), x), "dropout", "model.eval()")
+    refused(lambda: glassformer.trace(Recurrent().train(), x), "random numbers", "model.eval()")
+    refused(lambda: glassformer.trace(Attending().eval(), x), "dropout", "model.eval()")
     refused(lambda: glassformer.trace(module, x, result="word"), "Plain", "no tensor")
-    refused(lambda: glassformer.trace(torch.compile(module), x), "torch.compile")
     with torch.no_grad():
         scripted = torch.jit.trace(nn.Linear(WIDTH, 2), x)
-    refused(lambda: glassformer.trace(scripted, x), "scripted")
+    in_place = nn.Linear(WIDTH, 2)
+    in_place.compile()
+    for part, words in (
+        (torch.compile(module), "torch.compile"),
+        (in_place, "torch.compile"),
+        (scripted, "scripted"),
+    ):
+        refused(lambda: glassformer.trace(part, x), words)  # noqa: B023
+        refused(lambda: glassformer.trace(nn.Sequential(part), x), words, "0 is")  # noqa: B023
 
 
 def test_an_address_that_is_not_there_names_the_nearest():

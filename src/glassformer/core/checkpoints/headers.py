@@ -1,4 +1,4 @@
-"""Where tensors lie in a model's safetensors files, without reading them; no torch here.
+"""The places of tensors in a model's safetensors files, read without them; no torch here.
 
 8 bytes: length of the header | header: JSON, name -> dtype, shape, begin and end | the tensors'
 bytes, end to end
@@ -86,8 +86,7 @@ def read_headers(folder: Path) -> Headers:
     for name, shard in placed.items():
         if name not in entries or entries[name].path.name != shard:
             raise UserError(
-                f"{folder}: the index places {name} in {shard}, which lacks it; "
-                "download both again."
+                f"{folder}: the index places {name} in {shard}, which lacks it; download both again."
             )
     return Headers(folder, entries)
 
@@ -192,7 +191,6 @@ def _no_weights(folder: Path) -> str:
     )
     return (
         f"{folder} has only pickled weights ({short(pickled)}), which could run any code if they "
-        "were unpickled; read "
-        f"them as data: glassformer convert --from {kind} "
+        f"were unpickled; read them as data: glassformer convert --from {kind} "
         f"{shlex.quote(str(folder / pickled[0]))} --out NEW_FOLDER."
     )

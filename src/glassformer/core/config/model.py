@@ -264,8 +264,8 @@ class EncoderDecoder:
         need(
             self.decoder.causal, "An EncoderDecoder's decoder is causal; set decoder.causal = true."
         )
-        known = all(id < self.embed.vocab for id in self.start) and len(self.start) <= self.context
-        need(known, f"EncoderDecoder.start is {list(self.start)}; give ids of the vocabulary.")
+        fits = all(id < self.embed.vocab for id in self.start) and len(self.start) <= self.context
+        need(fits, f"EncoderDecoder.start is {list(self.start)}; give ids of the vocabulary.")
 
 
 Model: TypeAlias = Decoder | Encoder | EncoderDecoder

@@ -1,4 +1,4 @@
-"""What a model can be trained to do, and how much of it is trained. No torch here.
+"""Objectives and ways to tune: what training teaches, and how much of a model. No torch here.
 
 [train]
 objective = { type = "Masked", mask_rate = 0.15 }
@@ -59,9 +59,9 @@ class Objective:
     """Patterns of the weights that train, where the model itself stays as it is."""
     optimizer: ClassVar[Any] = None
     """The optimizer of a run that names none; None: that of the model."""
-    all_pieces: ClassVar[Callable[..., Any] | None] = None
-    """For a loss over a whole batch: ``all_pieces(model, pieces, smoothing)`` leaves its gradients
-    in ``.grad`` and gives a ``Loss`` for each of ``training.pieces.Pieces`` that lies here."""
+    all_micro_batches: ClassVar[Callable[..., Any] | None] = None
+    """For a loss over a whole batch: called with (model, ``MicroBatches``, smoothing), it leaves its
+    gradients in ``.grad`` and gives a ``Loss`` for each micro-batch that lies here."""
 
     def check(
         self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None
@@ -69,7 +69,7 @@ class Objective:
         """UserError where model, tokenizer, kind of data or what is trained does not fit."""
         name, shape = type(self).__name__, type(model)
         shapes = " or ".join(kind.__name__ for kind in self.shapes)
-        others = " or ".join(
+        fitting = " or ".join(
             f'"{objective}"'
             for objective, kind in members(Objective).items()
             if shape in kind.shapes  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ class Objective:
             shape in self.shapes,
             f"The objective {name} trains a model of the shape {shapes} and this one's is "
             f"{shape.__name__}; choose another recipe, or another objective such as "
-            f"train.objective = {others}.",
+            f"train.objective = {fitting}.",
         )
         kind = "examples" if self.example_fields else "running text"
         fitting = f'set [data] type = "{"Examples" if self.example_fields else "Data"}".'

@@ -1,4 +1,4 @@
-"""How the weights move: optimizers and learning-rate schedules, as frozen dataclasses."""
+"""Optimizers and learning-rate schedules, as frozen dataclasses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to train, as frozen dataclasses: a run file's [train]. No torch here."""
+"""Settings of a training, as frozen dataclasses: a run file's [train]. No torch here."""
 
 # ruff: noqa: F401
 # mypy: implicit-reexport
@@ -28,11 +28,11 @@ STOP = "stop"
 PAUSE = "pause"
 """A file of this name makes it wait after its step until the file is gone."""
 PAUSED = "Paused: take this file away to go on.\n"
-"""What a training that waits writes into that file, again and again: its age says that it lives."""
+"""A training that waits writes this into that file again and again: its age says that it lives."""
 Interval: TypeAlias = Annotated[int, Range(lambda x: x >= 0, "steps, or 0 for never")]
 Seed: TypeAlias = Annotated[int, Range(lambda x: 0 <= x < 2**63, "an integer from 0 to 2**63 - 1")]
 Cut: TypeAlias = Literal["end", "start", "no"]
-"""What a text that is too long loses; "no" refuses it."""
+"""The end of a text that is cut where the text is too long; "no" refuses it."""
 
 
 @frozen
@@ -47,7 +47,7 @@ class Train:
     new_embeddings: bool = False
     steps: PositiveInt = 1000  # optimizer steps
     batch: PositiveInt = 16  # rows a step
-    accumulate: PositiveInt = 1  # pieces that a step's rows are worked through in
+    accumulate: PositiveInt = 1  # micro-batches that a step's rows are worked through in
     context: PositiveInt | None = None  # tokens a row; none: the model's context
     optimizer: Optimizer = Muon()  # how gradients become updates
     schedule: Schedule = WarmupStableDecay()  # how the rate rises and falls
@@ -73,14 +73,14 @@ class Train:
     tensorboard: bool | None = None  # write TensorBoard's files; none: where it is installed
 
     def __post_init__(self) -> None:
-        pieces = (
+        problem = (
             f"train.accumulate {self.accumulate} is more than the {self.batch} rows of "
             "train.batch; lower it."
         )
-        need(self.accumulate <= self.batch, pieces)
+        need(self.accumulate <= self.batch, problem)
 
 
 FINETUNE = AdamW(lr=1e-4)
-"""What goes on from a checkpoint unless the run says otherwise: what was learned is to be kept."""
+"""The default from a checkpoint: a low rate, so that what was learned stays."""
 FROM_SCRATCH = Muon(lr=1e-2, rest=AdamW(lr=2e-2))
-"""What trains a glass recipe, whose embeddings start at unit size; measured at 1 to 2 M."""
+"""The default of a glass recipe, whose embeddings start at unit size; measured at 1 to 2 M."""

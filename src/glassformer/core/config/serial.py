@@ -101,7 +101,7 @@ def _fields(kind: type) -> dict[str, Any]:
 # of a slot's types: the further ones, by name
 _MEMBERS: dict[frozenset[type], dict[str, type]] = {}
 EXPRESSIONS: dict[frozenset[type], Callable[[str], Any]] = {}
-"""Of a slot's types: what reads a member written as one text; None where the text is none."""
+"""The reader of a slot's member that is written as one text; it returns None for other texts."""
 
 
 def _options(slot: Any) -> frozenset[type]:
@@ -157,14 +157,14 @@ def _is_base(slot: Any) -> bool:
 def added_types(config: Any) -> set[str]:
     """The types in a config that ``member`` added, by name."""
     added = [kind for slot in _MEMBERS.values() for kind in slot.values()]
-    names, parts = set[str](), [config]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, tuple):
-            parts += part
-        elif dataclasses.is_dataclass(part):
-            parts += vars(part).values()
-            names |= {type(part).__name__} if type(part) in added else set()
+    names, stack = set[str](), [config]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, tuple):
+            stack += value
+        elif dataclasses.is_dataclass(value):
+            stack += vars(value).values()
+            names |= {type(value).__name__} if type(value) in added else set()
     return names
 
 
@@ -173,7 +173,7 @@ def added_types(config: Any) -> set[str]:
 
 def to_dict(value: Any) -> Any:
     """A dataclass as nested dictionaries, each with its ``"type"``; all else as JSON holds it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value):
         inside = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **inside}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What the user asks to be continued, as rows of token ids."""
+"""Prompts of a user's as rows of token ids."""
 
 from __future__ import annotations
 
@@ -121,8 +121,7 @@ def _encode_one(
     if isinstance(prompt, Sequence) and _are_ids(prompt):
         return list(map(int, prompt))
     raise UserError(
-        "The prompt is neither a text nor token ids; give a text, a list of ids, or "
-        "a list of either."
+        "The prompt is neither a text nor token ids; give a text, a list of ids, or a list of either."
     )
 
 

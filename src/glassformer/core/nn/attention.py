@@ -175,7 +175,7 @@ ENGINES: dict[str, AttentionEngine] = {
 
 
 def engine_name(name: str | AttentionEngine) -> str | AttentionEngine:
-    """The engine that a name means: of ENGINES, "auto", or an Engine itself; else UserError."""
+    """The engine of that name, of ENGINES or "auto", or the engine itself; else UserError."""
     if isinstance(name, AttentionEngine):
         return name
     if name != "auto" and name not in ENGINES:
@@ -188,7 +188,7 @@ def engine_name(name: str | AttentionEngine) -> str | AttentionEngine:
 def choose(inputs: AttentionInputs, name: str | AttentionEngine = "auto") -> AttentionEngine:
     """The engine of that name where it supports the call; else, and for "auto", the table's.
 
-    An Engine from outside (``scale/ring.py``) is always taken.
+    An engine from outside (``scale/ring.py``) is always taken.
     """
     if isinstance(name, AttentionEngine):
         return name

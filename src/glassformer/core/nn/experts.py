@@ -182,11 +182,11 @@ class MoE(TracedModule):
         outputs = outputs * weight[:, None]
         return outputs.new_zeros(tokens.shape).index_add(0, token, outputs).to(x.dtype).view_as(x)
 
-    def expert_forward(self, rows: Tensor, counts: Tensor, look: Look) -> Tensor:
-        """Output (P, C) of each expert for its rows: the first counts[0] are expert 0's."""
-        gate = None if self.gate is None else grouped(rows, self.gate, self.gate_bias, counts)
-        hidden = self.activation(grouped(rows, self.up, self.up_bias, counts), gate, look)
-        return grouped(hidden, self.down, self.down_bias, counts)
+    def expert_forward(self, rows: Tensor, sizes: Tensor, look: Look) -> Tensor:
+        """Output (P, C) of each expert for its rows: the first sizes[0] are expert 0's."""
+        gate = None if self.gate is None else grouped(rows, self.gate, self.gate_bias, sizes)
+        hidden = self.activation(grouped(rows, self.up, self.up_bias, sizes), gate, look)
+        return grouped(hidden, self.down, self.down_bias, sizes)
 
     def look_at(
         self, name: str, rows: Tensor, order: Tensor, real: Tensor | None, x: Tensor, flow: Flow

@@ -22,8 +22,7 @@ def must_be_finite(model: nn.Module, *answers: Tensor) -> None:
     kind = str(next(model.parameters()).dtype).removeprefix("torch.")
     raise UserError(
         "The model's answer is NaN or infinite though its weights are not: they are too large "
-        f"for {kind}; "
-        "load it in another dtype or load another checkpoint."
+        f"for {kind}; load it in another dtype or load another checkpoint."
     )
 
 

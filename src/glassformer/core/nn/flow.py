@@ -1,4 +1,4 @@
-"""What travels beside the residual stream through one forward pass."""
+"""The flow: all that travels beside the residual stream through one forward pass."""
 
 from __future__ import annotations
 

@@ -110,9 +110,9 @@ def fused_linear(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
     return layers[0].joint(x, layers)
 
 
-def autocast(x: Tensor, *others: Tensor | None) -> Any:
+def autocast(x: Tensor, *weights: Tensor | None) -> Any:
     """The tensors in the number format of autocast, where that is on."""
-    device, tensors = x.device.type, (x, *others)
+    device, tensors = x.device.type, (x, *weights)
     if not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)

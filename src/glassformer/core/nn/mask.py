@@ -1,4 +1,4 @@
-"""Which keys a query may attend to: rules over positions, dense or as a kernel's fast path.
+"""The keys that a query may attend to: rules over positions, dense or a kernel's fast path.
 
 B batch, T queries, S keys.
 """

@@ -166,7 +166,7 @@ class Model(TracedModule):
 
     @property
     def engine(self) -> str | AttentionEngine:
-        """The attention engine: "auto", one of ``nn.engines.ENGINES`` by name, or an Engine."""
+        """Attention engine: "auto", one of ``attention.ENGINES`` by name, or an AttentionEngine."""
         return self._engine
 
     @engine.setter

@@ -1,4 +1,4 @@
-"""How a model knows the order of tokens: schemes that are functions of positions.
+"""Position schemes: functions of positions, by which a model knows the order of tokens.
 
 A scheme speaks at one of three places and is silent at the others:
 

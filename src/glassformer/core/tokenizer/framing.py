@@ -1,4 +1,4 @@
-"""What opens and closes a text: one page, so that training, generation and evaluation agree.
+"""Special tokens around a text: one page, so that training, generation and evaluation agree.
 
 document          <s> t t t </s>      or t t t </s>, whose end opens the next one, where both are the same token
 encoder           [CLS] a a [SEP] b [SEP]      as the tokenizer's own file says

@@ -1,5 +1,5 @@
-"""What a tokenizer.json holds: who plays which part, what plain text must not reach, and the bytes that
-a token's name stands for, by its "decoder"."""
+"""The parts of a tokenizer.json: special tokens, ids that plain text must not reach, and the bytes
+that a token's name stands for, by its "decoder"."""
 
 from __future__ import annotations
 

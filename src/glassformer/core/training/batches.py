@@ -282,8 +282,7 @@ class Batches(Iterator[Batch]):
         if state.get("order") not in (LISTED, COMPUTED):
             raise UserError(
                 "This run was begun by another version of Glassformer, which reads the data in "
-                "another order; continue "
-                "it with that version, or begin a new run from its weights."
+                "another order; continue it with that version, or begin a new run from its weights."
             )
         check_same(state, self._identity())
         self._order_kind = state["order"]
@@ -300,10 +299,10 @@ class Batches(Iterator[Batch]):
         }
 
 
-def piece_borders(rows: int, pieces: int) -> list[tuple[int, int]]:
-    """The first row of each piece of so many rows, and the row after its last."""
-    size, more = divmod(rows, pieces)
-    return list(itertools.pairwise(at * size + min(at, more) for at in range(pieces + 1)))
+def micro_batch_borders(rows: int, count: int) -> list[tuple[int, int]]:
+    """The first row of each micro-batch of so many rows, and the row after its last."""
+    size, more = divmod(rows, count)
+    return list(itertools.pairwise(at * size + min(at, more) for at in range(count + 1)))
 
 
 def check_same(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The training loop, a generator: each step is yielded to whoever logs, evaluates, saves or draws.
 
-batch -> pieces -> objective -> backward -> (finite?) -> scale and clip -> optimizer -> yield TrainStep
+batch -> micro-batches -> objective -> backward -> (finite?) -> scale, clip -> optimizer -> yield
 """
 
 from __future__ import annotations
@@ -130,13 +130,13 @@ def train(
             model.train()
         if replica is not None:
             replica.follow()
-        draws = functools.partial(seed_piece, settings.seed, state.step)
+        start_rng = functools.partial(seed_micro_batch, settings.seed, state.step)
         with computing():  # fp32 products in TF32, where that was asked for
             if state.gradients is not None:
-                sums = state.gradients(runner, batches, objective, settings, draws)
+                sums = state.gradients(runner, batches, objective, settings, start_rng)
             else:
                 options = objective, settings.accumulate, settings.label_smoothing
-                sums = gradients(runner, next(batches), *options, draws)
+                sums = gradients(runner, next(batches), *options, start_rng)
         count = max(1, sums.count)
         named_grads = state.optimizer.gradients()
         grads, norm = list(named_grads.values()), state.optimizer.norm(named_grads) / count
@@ -175,10 +175,7 @@ def train(
         if state.skipped_in_a_row >= settings.max_skipped_steps:
             many = f"{state.skipped_in_a_row} steps in a row were skipped ({skipped})"
             stopped = f"Training stopped at step {state.step}: {many}"
-            fix = (
-                "lower train.optimizer.lr or check the data, the weights are as they were "
-                "before them."
-            )
+            fix = "lower train.optimizer.lr or check the data, the weights are as they were before."
             raise Stuck(f"{stopped}; {fix}")
 
 
@@ -188,9 +185,9 @@ def seed(number: int) -> None:
     random.seed(number)
 
 
-def seed_piece(number: int, step: int, piece: int) -> None:
-    """Start every random generator for one piece of one step, alike on any process."""
-    drawn = int(np.random.SeedSequence((number, step, piece)).generate_state(1, np.uint64)[0])
+def seed_micro_batch(number: int, step: int, micro_batch: int) -> None:
+    """Start every random generator for one micro-batch of one step, alike on any process."""
+    drawn = int(np.random.SeedSequence((number, step, micro_batch)).generate_state(1, np.uint64)[0])
     torch.default_generator.manual_seed(drawn)
     if torch.cuda.is_available():
         torch.cuda.manual_seed(drawn)

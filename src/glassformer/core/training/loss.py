@@ -17,8 +17,8 @@ from torch import Tensor
 from ..config.objective import Objective
 from ..nn import Output, Tape
 from ..nn.layers import autocast
-from .batches import Batch, piece_borders
-from .pieces import Pieces
+from .batches import Batch, micro_batch_borders
+from .micro_batches import MicroBatches
 
 ONE_SHOT = 1 << 26
 """Logits up to this many (128 MiB in bf16) are held at once; beyond, in pieces of this size.
@@ -32,7 +32,7 @@ LOGITS_IN_CACHE = 1 << 18
 
 @dataclass
 class Loss:
-    """A loss as ``sum`` over ``count`` targets, so that pieces of a batch add up to the batch.
+    """A loss as ``sum`` over ``count`` targets, so that micro-batches add up to the batch.
 
     ``aux`` is a mean already (a mixture's balance and z-loss); ``total`` weighs it by the count.
     ``tokens`` were read for it. Both numbers may still lie on the device: asked for before the
@@ -109,24 +109,26 @@ def gradients(
     model: Any,
     batch: Batch,
     objective: Objective,
-    pieces: int,
+    accumulate: int,
     smoothing: float = 0.0,
-    draws: Callable[[int], None] | None = None,
+    start_rng: Callable[[int], None] | None = None,
 ) -> Sums:
-    """Leave the gradients of the batch's summed loss in ``.grad``, in so many pieces.
+    """Leave the gradients of the batch's summed loss in ``.grad``, by so many micro-batches.
 
-    ``draws`` is called with each piece's number before it: it starts the random generators that the
-    piece draws from.
+    ``start_rng`` is called with each micro-batch's number before it: it starts the random
+    generators that the micro-batch draws from.
     """
     device = next(model.parameters()).device
-    micro_batches = [piece.to(device) for piece in split(batch, pieces)]
-    if objective.all_pieces is not None and len(micro_batches) > 1:
-        losses = objective.all_pieces(model, Pieces(micro_batches, draws), smoothing)
+    micro_batches = [rows.to(device) for rows in split(batch, accumulate)]
+    if objective.all_micro_batches is not None and len(micro_batches) > 1:
+        losses = objective.all_micro_batches(
+            model, MicroBatches(micro_batches, start_rng), smoothing
+        )
     else:
         losses = []
         for number, micro_batch in enumerate(micro_batches):
-            if draws is not None:
-                draws(number)
+            if start_rng is not None:
+                start_rng(number)
             losses.append(backward(model, micro_batch, objective, smoothing))
     return sums(losses)
 
@@ -134,7 +136,7 @@ def gradients(
 def backward(
     model: Any, micro_batch: Batch, objective: Objective, smoothing: float, weight: float = 1.0
 ) -> Loss:
-    """Add a piece's gradients, times a ``weight``, to ``.grad``; its loss, without a graph."""
+    """Add a micro-batch's gradients, times a ``weight``, to ``.grad``; its loss, without a graph."""
     return backward_from(objective.loss(model, micro_batch, smoothing), weight)
 
 
@@ -146,7 +148,7 @@ def backward_from(loss: Loss, weight: float = 1.0) -> Loss:
 
 
 def sums(losses: Sequence[Loss]) -> Sums:
-    """The ``Sums`` of a batch from its pieces' losses, in order; a metric costs a device sync."""
+    """The ``Sums`` of a batch from its micro-batches' losses; a metric costs a device sync."""
     device = losses[0].sum.device
     totals: list[Any] = [sum(loss.total for loss in losses), sum(loss.sum for loss in losses)]
     totals += [sum(loss.count for loss in losses), sum(loss.tokens for loss in losses)]
@@ -167,11 +169,11 @@ def mean_metrics(losses: Sequence[Loss]) -> dict[str, Any]:
     return {name: (total / count).tolist() for name, total in sums.items() if count}  # type: ignore[union-attr]
 
 
-def split(batch: Batch, pieces: int) -> list[Batch]:
-    """The batch in pieces of rows, none of them empty."""
-    if pieces == 1:
+def split(batch: Batch, count: int) -> list[Batch]:
+    """The batch as micro-batches of rows, none of them empty."""
+    if count == 1:
         return [batch]
-    borders = piece_borders(len(batch.tokens), pieces)
+    borders = micro_batch_borders(len(batch.tokens), count)
     return [batch.rows(low, high) for low, high in borders if low < high]
 
 

@@ -49,17 +49,19 @@ class Optimizer:
             )
             group["params"].append(parameter)
             group["paths"].append(name)
-        matrices, others = (list(alike.values()) for alike in groups.values())
+        matrices, adamw_groups = (list(alike.values()) for alike in groups.values())
         self.optimizers: list[torch.optim.Optimizer] = []
         if isinstance(settings, run.Muon):
             if matrices:
                 self.optimizers.append(Muon(matrices, settings.momentum, self.move))
             settings = settings.rest
-        if others:
-            rest = [parameter for group in others for parameter in group["params"]]
-            fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in rest)
+        if adamw_groups:
+            parameters = [parameter for group in adamw_groups for parameter in group["params"]]
+            fused = all(
+                p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters
+            )
             self.optimizers.append(
-                torch.optim.AdamW(others, betas=settings.betas, eps=settings.eps, fused=fused)
+                torch.optim.AdamW(adamw_groups, betas=settings.betas, eps=settings.eps, fused=fused)
             )
 
     def groups(self) -> Iterator[dict[str, Any]]:

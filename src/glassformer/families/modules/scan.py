@@ -1,4 +1,4 @@
-"""What mixers with a state share: their layers, a convolution over the last tokens, a state that decays.
+"""The parts that mixers with a state share: layers, a convolution over tokens, a decaying state.
 
 B batch, T tokens, C channels, H heads. ``flow.pos`` (B or 1, T) counts from 0 in each document, -1 is
 padding: a document begins with an empty state, and padding changes none.

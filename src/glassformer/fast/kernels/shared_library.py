@@ -212,7 +212,7 @@ SIGNATURES = {
     "stack_room": "pp",
     "stack": "p",
 }
-"""What the C functions take: addresses, long, float and int."""
+"""The arguments of the C functions: addresses, long, float and int."""
 _TYPES: dict[str, Any] = {
     "p": ctypes.c_void_p,
     "l": ctypes.c_long,

@@ -1,5 +1,5 @@
-"""What blocks do beside their products, and blocks one after another without Python between them
-(stack.c).
+"""The work of blocks beside their products, and blocks one after another without Python between
+them (stack.c).
 
     y = norm(x, Norm.of(gain, shift, eps, centred=False))    RMSNorm; centred: LayerNorm
     y = activation("silu", x)

@@ -1,5 +1,5 @@
-"""What a model's matrices are multiplied with while it reads a text: the sum of x x^T of each, for
-rounding and report.
+"""The inputs of a model's matrices while it reads a text: the sum of x x^T of each,
+for rounding and report.
 
 C inputs of a matrix, B rows, T tokens, S tokens of a source.
 """

@@ -22,7 +22,7 @@ LEGEND = {
     "same top-1": "tokens of the text after which the likeliest one is the same as before",
     "perplexity": "e to the loss of a token; its change is relative to before: +1 % is 1.01 times",
 }
-"""What a column holds, by its head."""
+"""The meaning of a column, by its head."""
 
 
 def matrices(report: QuantizationReport, most: int | None = None) -> Lines:

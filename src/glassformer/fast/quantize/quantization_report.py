@@ -1,5 +1,5 @@
-"""What few bits cost: of each matrix and of the whole model, in its weights, its outputs, its
-answers and its size."""
+"""The cost of few bits: of each matrix and of the whole model, in its weights, its outputs,
+its answers and its size."""
 
 from __future__ import annotations
 

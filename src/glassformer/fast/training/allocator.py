@@ -1,5 +1,5 @@
-"""How this process takes memory from the system while it trains on a CPU, and how much it held at
-most."""
+"""The allocator of a process that trains on a CPU, and the memory that the process held
+at most."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How a run is computed: number format and compiling from a table of measured reasons, and how long
-it may take.
+"""The execution of a run: number format and compiling from a table of measured reasons, and the
+time it may take.
 
 A stopwatch tells the time that a run may take; it decides nothing, so that the same command on the
 same kind of machine gives the same bits.
@@ -33,8 +33,8 @@ from .blockwise import compiled_with_loss
 COMPILED = ("yes", "blocks")  # of train.compile
 CPUINFO = Path("/proc/cpuinfo")  # Linux; elsewhere nothing is known of the processor
 TRIAL = 2e11
-"""FLOPs of a trial step at most: a second or two on a small machine, so that training begins at
-once."""
+"""FLOPs of a trial step at most: a second or two on a small machine, so that training begins
+at once."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _step_seconds(
     """The time of forward and backward, from as many rows as ``TRIAL`` pays for; the model is left
     as it was."""
     rows, training = len(batch.tokens), model.training
-    piece = split(
+    micro_batch = split(
         batch, min(rows, max(settings.accumulate, math.ceil(_work(model, batch) / TRIAL)))
     )[0]
     model.train()
@@ -229,10 +229,10 @@ def _step_seconds(
     device = next(model.parameters()).device
     # no other GPU is woken for it
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        best = _fastest(lambda: gradients(runner, piece, objective, 1), patience=0.5)
+        best = _fastest(lambda: gradients(runner, micro_batch, objective, 1), patience=0.5)
     model.zero_grad(set_to_none=True)
     model.train(training)
-    return best * rows / len(piece.tokens)
+    return best * rows / len(micro_batch.tokens)
 
 
 def _fastest(work: Callable[[], Any], patience: float, times: int = 3) -> float:

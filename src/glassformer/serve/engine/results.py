@@ -1,4 +1,4 @@
-"""What a request to an engine is answered with: events as they come, or all at once."""
+"""Results of a request to an engine: events as they come, or all at once."""
 
 from __future__ import annotations
 

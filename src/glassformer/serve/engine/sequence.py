@@ -54,8 +54,8 @@ TRIED = 8  # places that are compared
 PATIENCE = 3  # steps that a text makes without guesses after the last ones were mostly wrong
 
 Guide: TypeAlias = Callable[[Seq[int]], Tensor | None]
-"""(the tokens generated so far) -> booleans (V,) or fewer, true for what may follow; None: anything
-may.
+"""(the tokens generated so far) -> booleans (V,) or fewer, true for what may follow; None:
+anything may.
 
 Asked once for each token that is drawn, each time with one token more than before."""
 Encoded: TypeAlias = Literal["vector", "labels", "tags", "logits", "hidden"]
@@ -94,7 +94,7 @@ SEARCHED = (
     *("sampling", "stop", "logit_bias", "presence_penalty", "frequency_penalty"),
     *("logprobs", "prompt_logprobs", "guide", "want", "edits"),
 )
-"""What a search with beams does not take."""
+"""Settings that a search with beams does not take."""
 
 
 @dataclass(frozen=True)

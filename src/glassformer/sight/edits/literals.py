@@ -1,5 +1,5 @@
-"""An edit as it is written on a command line: the same text as in Python, read as literals and
-never run."""
+"""An edit as it is written on a command line: the same text as in Python, read as literals
+and never run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TYPES: dict[str, Any] = {
     "Mapping[int, float] | Sequence[float]": (dict, list, tuple),
     "Positions": (int, str, list, tuple, NONE),
 }
-"""What a literal must be, by the annotation of the argument that it is given for."""
+"""The types of a literal, by the annotation of the argument that it stands for."""
 
 
 def parse(text: str, probes: Mapping[str, Probe] | None = None) -> Edit:

@@ -1,5 +1,5 @@
-"""How far a long work is: a bar in a terminal, a bar in a notebook (without widgets), nothing
-elsewhere."""
+"""The progress of a long work: a bar in a terminal, a bar in a notebook (without widgets),
+nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 Report: TypeAlias = Callable[[int, int], None] | bool
-"""Whether a bar is shown, or who is called with (done, of all) instead."""
+"""True for a bar, False for none, or a function that is called with (done, of all) instead."""
 OFTEN = 0.1  # seconds between two pictures of it
 
 

@@ -1,4 +1,4 @@
-"""What a number of a recorded pass is the sum of: its gradient carried back, times the values on the way.
+"""The causes of a number in a pass: its gradient carried back, times the values on the way.
 
     trace.attribute        a number, split over chosen values and what else it begins with
     trace.edges            a reader's number or direction, split over its writers

@@ -7,6 +7,7 @@ import inspect
 import re
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,14 @@ from ...core.errors import UserError
 from ...core.files import JsonObject
 from .. import answers, export, text_table
 from ..labels import display_texts
+from ..word_places import place_of_word
 from .causes import Caused
 from .opening import Explanation, explain
 from .operations import Edit, Key, Slices, Value
 from .plan import Plan
 from .recorder import WHOLE_PASS, Recorder, Stages
 from .rules import Index, read
+from .sides import ROW
 from .structure import Structure
 
 if TYPE_CHECKING:
@@ -35,12 +38,27 @@ KEEP = 512 << 20
 is asked for."""
 
 
+SIDES = {
+    "T": "token",
+    "S": "key",
+    "V": "word",
+    "H": "head",
+    "K": "key-value head",
+    "E": "expert",
+    "L": "label",
+    "k": "choice",
+    "F": "neuron",
+}
+
+
 class ModuleTrace(Caused):
     """A forward pass of a module: ``trace[address]`` is any value of it, ``trace.explain(address)``
     the arithmetic of one number, ``trace.output`` what the module returned.
 
     ``tokenizer`` says what the ids mean that the module is given; nothing is read by it.
     """
+
+    batch = 0  # sides of one row that addresses leave out
 
     def __init__(
         self,
@@ -52,17 +70,23 @@ class ModuleTrace(Caused):
         tokenizer: Tokenizer | None = None,
         stages: Stages = WHOLE_PASS,
     ) -> None:
-        _check(module)
+        check_module(module)
         self.tokenizer = tokenizer
         self.module, self.args, self.kwargs = module, args, dict(kwargs or {})
         self.keep, self.key_edits = keep, dict(edits or {})
         recorder = Recorder(keep, self.key_edits, stages)
-        started = time.perf_counter()
+        started, random_state = time.perf_counter(), torch.get_rng_state()
         with recorder.watching(module):
             for address, tensor in self._inputs().items():
                 recorder.leaf(tensor, address, "input")
             self.output = self._call(recorder)
         self.seconds = time.perf_counter() - started
+        # by a fused function; beside a module that does not train other threads may draw
+        is_training = any(submodule.training for submodule in module.modules())
+        if is_training and not torch.equal(random_state, torch.get_rng_state()):
+            raise UserError(
+                "The pass draws random numbers, so a second pass would differ; call model.eval() first."
+            )
         self.outputs = fields(self.output)
         if not self.outputs and not stages.final:
             raise UserError(
@@ -143,7 +167,12 @@ class ModuleTrace(Caused):
         return f'"{next(iter(self.aliases))}[0,0]"'
 
     def places(self, value: Value, pieces: list[str]) -> list[str]:
-        """An index as it is read."""
+        """An index as it is read; words in quotes are places of tokens."""
+        skipped = value.batch if len(pieces) < len(value.shape) else 0
+        words = {at for at, piece in enumerate(pieces) if piece[0] in "\"'"}
+        axes = self.plan.axes(value)[skipped:] if words else ()  # naming sides takes a while
+        for at in words & {*range(len(axes))}:
+            pieces[at] = place_of_word(self, value, axes[at], pieces[at])
         return pieces
 
     def sides(self, value: Value) -> list[str]:
@@ -210,7 +239,30 @@ class ModuleTrace(Caused):
                 f"{address} is {' x '.join(self.sides(value))} numbers; give one of them, as "
                 f"{name}[{zeros}]."
             )
-        return explain(value, at)
+        place = self.place_names(value, at) if self.tokenizer is not None or self.batch else ""
+        return replace(explain(value, at), place=place)
+
+    def place_names(self, value: Value, at: Index) -> str:
+        """The place of a number in words: token 7 "it", head 4."""
+        names = []
+        for axis, place in zip(self.plan.axes(value) if value.operation else (), at, strict=False):
+            if axis in ("B", "N", ROW):
+                continue
+            words = []
+            if self.tokenizer is not None and axis in ("T", "S", "V"):
+                ids, reader = self.side(value, axis)
+                # a side may have more places than tokens: a sink
+                words = display_texts(reader, [place] if axis == "V" else ids[place : place + 1])
+            names.append(
+                " ".join((SIDES.get(axis, "dimension"), str(place), *map('"{}"'.format, words)))
+            )
+        return ", ".join(names)
+
+    def side(self, value: Value, axis: str) -> tuple[list[int], Tokenizer | None]:
+        """The token ids along a side of a value, and their tokenizer."""
+        if self.source is not None and axis in self.plan.across(value, (axis,)):
+            return self.source[0].tolist(), self.source_tokenizer
+        return self.tokens[0].tolist(), self.tokenizer
 
     def largest(self, address: str) -> str:
         """The address of the number at an address that is largest in size."""
@@ -380,13 +432,19 @@ def _integer(text: str, subject: str) -> int:
         raise UserError(f'"{text}" is no index; give integers: {subject}.') from None
 
 
-def _check(module: nn.Module) -> None:
-    """Refuses what Python code does not compute."""
-    kind = type(module)
-    if isinstance(module, torch.jit.ScriptModule):
-        raise UserError(f"{kind.__name__} is a scripted module; trace the module it was made from.")
-    if kind.__name__ == "OptimizedModule":
-        raise UserError("The module is compiled; trace the original module, without torch.compile.")
+def check_module(module: nn.Module) -> None:
+    """Raise UserError for a module that Python code does not compute, and for one inside it."""
+    for path, submodule in module.named_modules():
+        name = path or type(submodule).__name__
+        if isinstance(submodule, torch.jit.ScriptModule):
+            raise UserError(f"{name} is a scripted module; trace the module it was made from.")
+        if (
+            type(submodule).__name__ == "OptimizedModule"
+            or submodule._compiled_call_impl is not None
+        ):
+            raise UserError(
+                f"{name} is compiled; trace the original module, without torch.compile."
+            )
 
 
 def fields(output: Any) -> dict[str, Tensor]:

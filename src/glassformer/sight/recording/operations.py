@@ -1,4 +1,4 @@
-"""What a recorded pass consists of: values, and the operations that gave them."""
+"""The parts of a recorded pass: values, and the operations that gave them."""
 
 from __future__ import annotations
 

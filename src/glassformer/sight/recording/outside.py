@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...core import files
 from ...core.errors import UserError, need
 from ...core.tokenizer import Tokenizer, tokenizer_json
-from .module_trace import KEEP, ModuleTrace
+from .module_trace import KEEP, ModuleTrace, check_module
 
 ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 
@@ -36,6 +36,7 @@ class Outside:
     def __init__(
         self, module: nn.Module, reader: Any = None, encode: Callable[[str], Any] | None = None
     ) -> None:
+        check_module(module)
         self.module, self.reader, self.encode = module, reader, encode
         self.is_pair = is_pair(module)
         self.tokenizer = readable(reader)
@@ -165,7 +166,7 @@ def from_file(name: str) -> Outside:
             f"{name} returns {type(module).__name__}; it must return a torch.nn.Module, or a module "
             "and a function that turns a text into its arguments."
         )
-    return Outside(module.eval(), encode=encode)
+    return Outside(user_code(module.eval), encode=encode)
 
 
 def from_transformers(folder: str, option: str = "--with-transformers") -> Outside:

@@ -30,8 +30,8 @@ SIDES = {
     "N L": "write",
     "B T": "tokens source",
 }
-"""The names of the sides of a value by the last word of its address: B batch, T tokens (queries), S
-keys, H heads, K key-value heads, D of a head, C model dim, F hidden, V vocabulary, E experts, k
+"""The names of the sides of a value by the last word of its address: B batch, T tokens (queries),
+S keys, H heads, K key-value heads, D of a head, C model dim, F hidden, V vocabulary, E experts, k
 chosen experts, L labels, N documents."""
 AXES: dict[tuple[str, int], tuple[str, ...]] = {
     (word, len(sides.split())): tuple(sides.split())
@@ -64,7 +64,7 @@ KINDS = {
 """The word of screens for an operation, by its function and its value's name or variable."""
 
 ARGUMENTS = {"scale": "by", "softcap": "cap"}
-"""What screens call the number that an operation of a kind is given."""
+"""The word of screens for the number that an operation of a kind takes."""
 
 FOLDED = POINTWISE | CASTS | MOVES  # steps without a name that are opened from what they lead to
 
@@ -232,7 +232,16 @@ class Plan:
 
     def axes(self, value: Value) -> tuple[str, ...]:
         """The names of a value's sides."""
+        op = self.ops.get(value.address)
+        if op is not None:
+            return op.axes
         return axes_of(value) if self.sides is None else self.sides.of(value)
+
+    def across(self, value: Value, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """The sides along which the tokens of an encoder-decoder's source run."""
+        if self.sides is not None:
+            return self.sides.across(value)
+        return tuple(x for x in axes if self.has_source and along_source(value.address, x))
 
     def names(self) -> dict[str, list[str]]:
         """The other names of operations."""
@@ -246,9 +255,7 @@ class Plan:
         return [op.to_dict() for op in self]
 
     def _op(self, value: Value, visible: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
-        across = () if self.sides is None else self.sides.across(value)
-        if self.sides is None and self.has_source:
-            across = tuple(axis for axis in axes if along_source(value.address, axis))
+        across = self.across(value, axes)
         operation = value.operation
         if operation is None:
             return Op(value, value.address, "leaf", (), axes, {}, "", "", across)

@@ -323,6 +323,9 @@ class Recorder(TorchFunctionMode):
         if function is F.multi_head_attention_forward:
             with self:  # Python code all the way, so its own operations are recorded
                 return MULTI_HEAD(*args, **kwargs)
+        if function is F.scaled_dot_product_attention:
+            rate = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+            self._check_random("dropout", (None, rate, True), {})
         if function is F.scaled_dot_product_attention and self._changes_attention():
             with self:  # a step of it is to be edited
                 return attention(*args, **kwargs)

@@ -1,5 +1,5 @@
-"""Which numbers of its inputs a part of a result needs: known for the functions that large tensors
-meet; of all others, all of them.
+"""The numbers of its inputs that a part of a result needs: known for the functions that large
+tensors meet; of all others, all of them.
 
 A region is one slice a dimension. Functions that only move numbers say where each came from.
 """
@@ -57,8 +57,8 @@ new_zeros new_ones new_full new_tensor eye scalar_tensor"""
 )
 MARK = 1 << 40  # numbers from here on are places of inputs, smaller ones constants
 WHOLE = 1 << 23
-"""Numbers of a result that are computed again at once. A part of a product or of a norm is computed
-faster, but rounds another way."""
+"""Numbers of a result that are computed again at once. A part of a product or of a norm is
+computed faster, but rounds another way."""
 RECENT: WeakKeyDictionary[Value, Tensor] = WeakKeyDictionary()
 """Values that were computed again not long ago, oldest first."""
 RECENT_BYTES = 64 << 20

@@ -1,4 +1,4 @@
-"""What a recorded pass is built of, found in what it computed: no name of the model is read.
+"""The structure of a recorded pass, inferred from what it computed: no name of the model is read.
 
 attention         softmax weights that multiply values
 residual stream   additions x + f(x) where f holds a product: one after the other, back from the answer

@@ -10,14 +10,13 @@ import copy
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import UserError, need
+from ...core.errors import need
 from ...core.files import JsonObject
 from ...core.nn import Model, Tape
 from ...core.nn.attention import (
@@ -31,12 +30,10 @@ from ...core.nn.finite import must_be_finite
 from ...core.nn.hooks import Edit
 from ...core.nn.model import Block, inference
 from .. import answers, passes, text_table
-from ..axes import SQUARE, along_source
+from ..axes import SQUARE
 from ..inputs import prepare
 from ..labels import token_record
-from ..streams import display_texts, pieces, word_id
 from .module_trace import KEEP, ModuleTrace
-from .opening import Explanation
 from .operations import Value
 from .outside import Outside
 from .plan import Plan, axes_of
@@ -45,19 +42,6 @@ from .recorder import WHOLE_PASS, Reached, Recorder, Stages
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
-
-
-SIDES = {
-    "T": "token",
-    "S": "key",
-    "V": "word",
-    "H": "head",
-    "K": "key-value head",
-    "E": "expert",
-    "L": "label",
-    "k": "choice",
-    "F": "neuron",
-}
 
 
 class NamingTape(Tape):
@@ -214,11 +198,7 @@ class Trace(ModuleTrace):
     def places(self, value: Value, pieces: list[str]) -> list[str]:
         """An index of all sides; words in quotes are places of tokens."""
         skipped = value.batch if pieces and len(pieces) < len(value.shape) else 0
-        axes = axes_of(value)[skipped:] + ("",) * len(pieces)
-        pieces = [
-            self._place_of_word(value, axis, piece) if piece[:1] in "\"'" else piece
-            for axis, piece in zip(axes, pieces, strict=False)
-        ]
+        pieces = super().places(value, pieces)
         if len(pieces) > len(value.shape) - value.batch > 0 and len(pieces) != len(value.shape):
             skipped = value.batch
         return ["0"] * skipped + pieces
@@ -230,70 +210,10 @@ class Trace(ModuleTrace):
         pairs = zip(axes_of(value), value.shape, strict=True)
         return [f"{axis} {size}" for axis, size in pairs][value.batch :]
 
-    def _place_of_word(self, value: Value, axis: str, word: str) -> str:
-        """The place of a token along a side: in the vocabulary, or the one place in the text where
-        it stands."""
-        name, word = value.address, word[1:-1]
-        if axis == "V":
-            return str(word_id(self.model, self.tokenizer, word))
-        if axis not in ("T", "S") or self.tokenizer is None:
-            raise UserError(f'{name} has no words along {axis}; give a number, not "{word}".')
-        ids, reader = self.side(name, axis)
-        labels, named = display_texts(reader, ids), pieces(reader, ids)
-        texts = [label.replace("·", " ") for label in labels]
-        forms = zip(labels, texts, map(str.strip, texts), named, strict=True)
-        positions = [at for at, words in enumerate(forms) if word in words]
-        if len(positions) == 1:
-            return str(positions[0])
-        if positions:
-            raise UserError(
-                f'"{word}" occurs at {" and ".join(map(str, positions))}; give one of these numbers.'
-            )
-        numbered = [f"{at} {label}" for at, label in enumerate(labels)]
-        for start in range(len(texts)):
-            for end in range(start + 2, min(start + 12, len(texts)) + 1):
-                if "".join(texts[start:end]).strip() == word.strip():
-                    several = ", ".join(numbered[start:end])
-                    count = end - start
-                    raise UserError(
-                        f'"{word}" is {count} tokens of the text: {several}. Give one number.'
-                    )
-        available = ", ".join(numbered[:40])
-        raise UserError(f'No token of the text is "{word}"; give a number. There are: {available}.')
-
     def example(self) -> str:
         """An address that exists."""
         op = next((op for op in self.plan if op.quadratic), next(iter(self.plan)))
         return f'"{op.id}[{",".join("0" for _ in op.shape[1:])}]"'
-
-    # ----------------------------------------------------------------------------------- reasons
-
-    def explain(self, address: str) -> Explanation:
-        """The arithmetic of one number."""
-        explanation = super().explain(address)
-        value, index = self.parse(address)
-        op, places = self.plan.get(value.address), []
-        for axis, place in zip(op.axes if op else axes_of(value), index, strict=True):
-            if axis in ("B", "N") or not isinstance(place, int):
-                continue
-            piece = self.token(value.address, axis, place)
-            word = "" if piece is None else f' "{piece}"'
-            places.append(f"{SIDES.get(axis, 'dimension')} {place}{word}")
-        return replace(explanation, place=", ".join(places) if value.operation else "")
-
-    def token(self, name: str, axis: str, place: int) -> str | None:
-        """The token at a place of a side of ``name``, as it reads; None where the side has no
-        tokens."""
-        if self.tokenizer is None or axis not in ("T", "S", "V"):
-            return None
-        ids, reader = self.side(name, axis)
-        return display_texts(reader, [place if axis == "V" else ids[place]])[0]
-
-    def side(self, name: str, axis: str) -> tuple[list[int], Tokenizer | None]:
-        """The token ids along a side of a value, and their tokenizer."""
-        if self.source is not None and along_source(name, axis):
-            return self.source[0].tolist(), self.source_tokenizer
-        return self.tokens[0].tolist(), self.tokenizer
 
     # ---------------------------------------------------------------------------- as a document
 

@@ -1,5 +1,5 @@
-"""The same text under a tokenizer: its tokens, what is counted, and what it does with capitals,
-spaces, digits, ..."""
+"""The same text under a tokenizer: its tokens, what is counted, and what it does with
+capitals, spaces, digits, ..."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLE = (
     "Glass and GLASS\n🎵 鸟\ndef look(x): return None if x >= 10 elif False\n"
     'two tabs:"\t\t" three tabs:"\t\t\t"\n12.5*40+3=503'
 )
-"""What is shown where no text is given: a bit of everything that tokenizers differ in."""
+"""The text that is shown where none is given: a bit of everything that tokenizers differ in."""
 EXAMPLES = {
     "capitals": ("london", "London", "LONDON"),
     "spaces": ("x  y", "x    y", "x        y"),

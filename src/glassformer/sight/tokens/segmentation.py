@@ -1,5 +1,5 @@
-"""How a word came to its pieces, step by step, by readable code that follows the tokenizer's own
-tables.
+"""The segmentation of a word into its pieces, step by step, by readable code that follows the
+tokenizer's own tables.
 
     text --normalised, split (the library)--> words --merges | longest match | best path (here)-->
     steps; the pieces and ids themselves are the library's

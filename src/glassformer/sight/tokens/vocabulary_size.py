@@ -1,4 +1,4 @@
-"""How large a vocabulary should be: tokens for each word against parameters of the embedding."""
+"""The size of a vocabulary: tokens for each word against parameters of the embedding."""
 
 from __future__ import annotations
 

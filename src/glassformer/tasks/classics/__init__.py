@@ -1,1 +1,1 @@
-"""What came before the Transformer, small and readable, on the same data."""
+"""Methods from before the Transformer, small and readable, on the same data."""

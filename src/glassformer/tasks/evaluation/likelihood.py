@@ -1,4 +1,4 @@
-"""How likely a model finds given continuations: what multiple-choice tasks are answered by.
+"""The likelihood of continuations: what multiple-choice tasks are answered by.
 
 B rows, T tokens, C model dim, V vocabulary.
 """

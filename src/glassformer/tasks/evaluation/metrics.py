@@ -1,5 +1,5 @@
-"""What a model wrote or chose, held against what was right: each figure by the library that papers
-use for it."""
+"""Metrics of what a model wrote or chose, against what was right: each by the library that
+papers use for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well a model predicts a text: loss, perplexity, bits per byte.
+"""Scores of a model's predictions of a text: loss, perplexity, bits per byte.
 
     document   [opening] t1 t2 t3 t4 t5 t6 t7 t8 t9 ...   each is a target once
     windows     ---------- t1 .. t6                       the first counts all it predicts,

@@ -1,5 +1,5 @@
-"""What a model can be trained to do, a page each: settings, shapes, special tokens, examples, loss,
-metrics.
+"""The objectives of training, a page each: settings, shapes, special tokens, examples,
+loss, metrics.
 
 A page is an ``Objective`` (core/config/objective.py says what one may define) and is known by its line
 here; one in a file of your own by ``config.member(Objective)``. Reading a page does not import

@@ -1,4 +1,4 @@
-"""Which of a batch's second texts belongs to each first one.
+"""Contrastive learning: the one of a batch's second texts that belongs to each first one.
 
 N pairs, C model dim.
 """
@@ -16,7 +16,7 @@ from ..examples import ExampleRow
 from .documents import ENCODER_SPECIALS, with_pool
 
 if TYPE_CHECKING:
-    from ...core.training.pieces import Pieces
+    from ...core.training.micro_batches import MicroBatches
     from .documents import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
@@ -85,31 +85,35 @@ class Contrast(Objective):
         accuracy = (scores.argmax(-1) == right).float().mean()
         return Loss((forth + back) / 2, len(scores), metrics={"accuracy": accuracy})
 
-    def all_pieces(self, model: Any, pieces: Pieces, smoothing: float = 0.0) -> list[Loss]:
-        """The loss of all pieces as of one batch, its gradients left in ``.grad``; no more than one
-        piece is held.
+    def all_micro_batches(
+        self, model: Any, micro_batches: MicroBatches, smoothing: float = 0.0
+    ) -> list[Loss]:
+        """The loss of all micro-batches as of one batch, its gradients left in ``.grad``; no more
+        than one is held.
 
         All are read for their vectors, then each once more for its gradients (Gao et al. 2021,
-        gradient cache). The first piece's loss has the sum of all.
+        gradient cache). The first one's loss has the sum of all.
         """
         import torch
 
         from ...core.training.loss import Loss, aux_loss, forward, tokens_in
 
-        def pooled(piece: Batch, is_real: bool) -> Tensor:
-            vectors = forward(model, piece).pooled
+        def pooled(micro_batch: Batch, is_real: bool) -> Tensor:
+            vectors = forward(model, micro_batch).pooled
             assert vectors is not None
             return vectors.detach() if is_real else vectors.detach()[:0]
 
-        vectors = pieces.gather([pooled(*piece) for piece in pieces.iterate()])
+        vectors = micro_batches.gather([pooled(*pair) for pair in micro_batches.iterate()])
         leaf = torch.cat(vectors).requires_grad_()
         batch_loss = self.of_vectors(leaf, smoothing)
         batch_loss.sum.backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
-        grads = pieces.local(torch.split(leaf.grad, [len(chunk) for chunk in vectors]))
+        grads = micro_batches.local(torch.split(leaf.grad, [len(chunk) for chunk in vectors]))
         losses: list[Loss] = []
-        for (piece, is_real), grad in zip(pieces.iterate(backward=True), grads, strict=True):
-            output = forward(model, piece)
+        for (micro_batch, is_real), grad in zip(
+            micro_batches.iterate(backward=True), grads, strict=True
+        ):
+            output = forward(model, micro_batch)
             assert output.pooled is not None
             total = (output.pooled * (grad if is_real else 0)).sum()
             added, pairs = aux_loss(output), len(grad) // 2
@@ -117,11 +121,11 @@ class Contrast(Objective):
                 total = total + added * pairs
             total.backward()  # type: ignore[no-untyped-call]
             if is_real:
-                first = pieces.has_first and not losses
+                first = micro_batches.has_first and not losses
                 aux = None if added is None else added.detach()
                 metrics = {
                     name: metric.detach() for name, metric in output.metrics.items()
                 } | batch_loss.metrics
                 loss = batch_loss.sum.detach() if first else torch.zeros_like(batch_loss.sum)
-                losses.append(Loss(loss, pairs, aux, tokens_in(piece), metrics))
+                losses.append(Loss(loss, pairs, aux, tokens_in(micro_batch), metrics))
         return losses

@@ -1,4 +1,4 @@
-"""What several objectives share: special tokens, documents of a packed batch, pools."""
+"""The parts that several objectives share: special tokens, documents of a packed batch, pools."""
 
 # ruff: noqa: F401
 # mypy: implicit-reexport

@@ -1,4 +1,4 @@
-"""Which of two answers is better, learned by the probabilities of both (DPO, IPO, ORPO, SimPO).
+"""Preference between two answers, learned by the probabilities of both (DPO, IPO, ORPO, SimPO).
 
 tokens    prompt + chosen | prompt + rejected      two documents side by side
 targets   -        chosen | -        rejected      labels: the reference's log-probability of each

@@ -1,4 +1,4 @@
-"""The pieces of one batch for a loss over all of it, which reads each of them twice."""
+"""The micro-batches of one batch, for a loss over all of it that reads each of them twice."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 from .batches import Batch
 
 
-class Pieces:
-    """The local ``batches`` of a step, each read as often as is asked, with the same draws.
+class MicroBatches:
+    """The local ``batches`` of a step, read as often as is asked, with the same random numbers.
 
-    ``draws`` starts the random generators for the piece of that place; None: they run on from one
-    to the next.
+    ``start_rng`` starts the random generators for the micro-batch of that place; None: they run on
+    from one to the next.
     """
 
     def __init__(
-        self, batches: Sequence[Batch], draws: Callable[[int], None] | None = None
+        self, batches: Sequence[Batch], start_rng: Callable[[int], None] | None = None
     ) -> None:
-        self.batches, self.draws = list(batches), draws
+        self.batches, self.start_rng = list(batches), start_rng
         self._states: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def iterate(self, backward: bool = False) -> Iterator[tuple[Batch, bool]]:
-        """Each piece and whether it counts; ``backward``: its gradients come before the next.
+        """Each micro-batch and whether it counts; ``backward``: its gradients come before the next.
 
         One that does not count is read for the sake of others, who wait for this process's weights.
         """
@@ -36,9 +36,9 @@ class Pieces:
             yield batch, True
 
     def start_generators(self, place: int, device: torch.device) -> None:
-        """Start the generators for a piece."""
-        if self.draws is not None:
-            self.draws(place)
+        """Start the generators for a micro-batch."""
+        if self.start_rng is not None:
+            self.start_rng(place)
             return
         dropout = (
             torch.cuda.default_generators[device.index]

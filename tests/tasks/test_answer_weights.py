@@ -440,3 +440,14 @@ def test_a_tokenizer_without_a_template_is_refused():
     tokenizer = train("byte", [])
     with mistake("no chat template", "train.objective.template = FILE"):
         answer_weights.template_of(tokenizer)
+
+
+def test_ends_keep_their_order_when_a_run_goes_on():
+    own = tokenizer(CHATML)
+    own.ends = (17, 8, 1023, 1025)  # a set of them has another order
+    assert (*own.end_ids,) != own.ends
+    Chat(template="chatml").prepare_tokenizer(own)
+    assert own.ends == (17, 8, 1023, 1025, own.specials["<|im_end|>"])
+    again = own.ends
+    Chat().prepare_tokenizer(own)
+    assert own.ends == again

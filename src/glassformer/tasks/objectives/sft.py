@@ -54,7 +54,8 @@ class Conversations(SomeTokens):
         elif self.template:
             tokenizer.chat_template = read_template(Path(self.template).expanduser())
         closing = template_of(tokenizer, self.date).closing()
-        end_ids = dict.fromkeys((*tokenizer.end_ids, *closing))
+        # in their order, so that a run that goes on writes the same config.json
+        end_ids = dict.fromkeys((*(tokenizer.ends or tokenizer.end_ids), *closing))
         tokenizer.ends = () if {*end_ids} == {tokenizer.eos} else tuple(end_ids)
 
     def encode(self, table: ExampleTable, tokenizer: Tokenizer, fit: Fit) -> Encoded:

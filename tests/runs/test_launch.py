@@ -297,6 +297,24 @@ def test_sampling_and_evaluating_change_nothing(corpus, finished_run, tmp_path):
     assert equal_tensors(weights(tmp_path / "run"), weights(finished_run))
 
 
+def test_each_sample_of_a_resumed_run_is_there_once(corpus, tmp_path):
+    """Of a run that was lost after step 8 with half a line, and goes on from step 6."""
+
+    def run(name, resume=False):
+        options = settings(corpus, steps="9", evaluate_every="0", sample_every="2", keep="9")
+        runs.run(options, tmp_path / name, resume=resume, sample=lambda *args, **named: "a text")
+        return (tmp_path / name / "samples.jsonl").read_bytes()
+
+    whole = run("whole")
+    assert whole.count(b"a text") == 5
+    lost = tmp_path / "lost"
+    shutil.copytree(tmp_path / "whole", lost)
+    shutil.rmtree(lost / "step-000009")
+    (lost / "last").write_text("step-000006\n")
+    (lost / "samples.jsonl").write_bytes(whole[:-30])
+    assert run("lost", resume=True) == whole
+
+
 def test_resuming_a_finished_run_does_nothing(corpus, finished_run):
     before = weights(finished_run)
     assert runs.run(settings(corpus), finished_run, resume=True).step == 40

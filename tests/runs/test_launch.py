@@ -495,6 +495,15 @@ def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
         with mistake(r"disk.*full"):
             runs.run(settings(corpus), disk / "run")
         store.load(disk / "run")
+        saved = {path.name for path in (disk / "run").glob("step-*")}
+        assert len(saved) > 1, "so that one before the newest could be named"
+        with pytest.raises(OSError), (disk / "other").open("wb", buffering=0) as other:
+            while other.write(bytes(4096)):
+                pass
+        with pytest.raises(UserError, match=r"disk.*full; free some space") as full:
+            runs.run(settings(corpus), disk / "run", resume=True)
+        assert "remove" not in str(full.value), "no checkpoint is damaged"
+        assert {path.name for path in (disk / "run").glob("step-*")} == saved
     finally:
         subprocess.run(["umount", disk], check=True)
 

@@ -168,3 +168,11 @@ def test_the_day_of_a_training_stays(tokenizer):
     source = "{{ strftime_now('%d %b %Y') }}"
     assert ChatTemplate(source, tokenizer, date="2024-07-26").render([]) == "26 Jul 2024"
     assert ChatTemplate(source, tokenizer).render([]) != "26 Jul 2024"
+
+
+def test_a_conversation_of_every_character_that_could_be_the_mark_is_refused(tokenizer):
+    messages = [{"role": "user", "content": mark} for mark in chat_template.MARKS]
+    template = ChatTemplate(CHATML, tokenizer)
+    assert template.tokens(messages[1:])
+    with mistake("6,399 characters U"):
+        template.tokens(messages)

@@ -55,6 +55,7 @@ def test_a_run_folder_becomes_a_model(tmp_path):
         client.post("/api/runs", json={"model": "mine@../10", "text": "the cat"}).status_code == 404
     )
     assert client.get("/api/train/other/series").status_code == 404
+    assert client.get(f"/api/vocab/mine@{'1' * 5000}").status_code == 404, "no number has as many"
     pair = served.client(served.page(folder, run=tmp_path / "runs"))
     assert [item["name"] for item in pair.answer("/api/models")] == ["mine"], (
         "given and watched: one model"

@@ -94,3 +94,18 @@ def test_numbers_that_no_float_holds_are_left_out(tmp_path):
     series = LogTail(path).series(0, 100)
     assert series["last"] == [1, 2, 3]
     assert series["columns"]["loss"]["mean"] == [None, 2.5, 5 / 3]
+
+
+def test_a_line_of_many_columns_has_its_step(tmp_path):
+    """Another program's log, whose step stands last."""
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({**{f"loss {n}": n for n in range(150)}, "step": 7}) + "\n")
+    series = LogTail(path).series(0, 100)
+    assert series["first"] == [7] and len(series["columns"]) == 99
+
+
+def test_the_mean_of_numbers_whose_sum_is_no_float(tmp_path):
+    path = tmp_path / "log.jsonl"
+    write(path, 1, 200, grad_norm=1.5e308)
+    means = LogTail(path).series(0, 100)["columns"]["grad_norm"]["mean"]
+    assert len(means) == 100 and set(means) == {1.5e308}

@@ -297,6 +297,24 @@ def test_sampling_and_evaluating_change_nothing(corpus, finished_run, tmp_path):
     assert equal_tensors(weights(tmp_path / "run"), weights(finished_run))
 
 
+def test_each_sample_of_a_resumed_run_is_there_once(corpus, tmp_path):
+    """Of a run that was lost after step 8 with half a line, and goes on from step 6."""
+
+    def run(name, resume=False):
+        options = settings(corpus, steps="9", evaluate_every="0", sample_every="2", keep="9")
+        runs.run(options, tmp_path / name, resume=resume, sample=lambda *args, **named: "a text")
+        return (tmp_path / name / "samples.jsonl").read_bytes()
+
+    whole = run("whole")
+    assert whole.count(b"a text") == 5
+    lost = tmp_path / "lost"
+    shutil.copytree(tmp_path / "whole", lost)
+    shutil.rmtree(lost / "step-000009")
+    (lost / "last").write_text("step-000006\n")
+    (lost / "samples.jsonl").write_bytes(whole[:-30])
+    assert run("lost", resume=True) == whole
+
+
 def test_resuming_a_finished_run_does_nothing(corpus, finished_run):
     before = weights(finished_run)
     assert runs.run(settings(corpus), finished_run, resume=True).step == 40
@@ -477,6 +495,15 @@ def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
         with mistake(r"disk.*full"):
             runs.run(settings(corpus), disk / "run")
         store.load(disk / "run")
+        saved = {path.name for path in (disk / "run").glob("step-*")}
+        assert len(saved) > 1, "so that one before the newest could be named"
+        with pytest.raises(OSError), (disk / "other").open("wb", buffering=0) as other:
+            while other.write(bytes(4096)):
+                pass
+        with pytest.raises(UserError, match=r"disk.*full; free some space") as full:
+            runs.run(settings(corpus), disk / "run", resume=True)
+        assert "remove" not in str(full.value), "no checkpoint is damaged"
+        assert {path.name for path in (disk / "run").glob("step-*")} == saved
     finally:
         subprocess.run(["umount", disk], check=True)
 

@@ -502,3 +502,15 @@ def test_other_methods(server, method, path):
 def test_no_such_path(server):
     for path in ("/", "/v1", "/v1/nothing", "/docs", "/../etc/passwd", "/v1//completions"):
         refused(server.get(path), 404)
+
+
+@pytest.mark.parametrize("depth", [400, 3_000, 100_000])
+def test_arguments_of_a_call_that_are_nested_without_end(server, depth):
+    """They are JSON inside JSON: the body around them is read well."""
+    arguments = '{"a":' + "[" * depth + "]" * depth + "}"
+    call = {"function": {"name": "f", "arguments": arguments}}
+    messages = [*TALK["messages"], {"role": "assistant", "tool_calls": [call]}]
+    for path in (CHAT, "/tokenize"):
+        assert "JSON object" in refused(server.post(path, {"messages": messages}))
+    item = {"type": "function_call", "call_id": "1", **call["function"]}
+    assert "JSON object" in refused(server.post("/v1/responses", {"input": [item]}))

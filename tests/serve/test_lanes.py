@@ -64,6 +64,19 @@ def test_clients_take_turns():
     assert order == ["a", "a", "b", "c", "a", "b"], "the first began before the others came"
 
 
+def test_work_that_raises_stop_iteration_gives_its_thread_back():
+    """No future holds one: the client would wait for ever, and the thread would never be free."""
+
+    async def run():
+        lane = Lane(1)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(lane.run("a", next, iter(())), 5)
+        assert not lane.running
+        assert await asyncio.wait_for(lane.run("b", len, "b"), 5) == 1
+
+    asyncio.run(run())
+
+
 def test_a_client_that_leaves_holds_its_thread_until_the_work_ends():
     """Otherwise one that comes and leaves would have as many threads as it likes; what it left in
     the queue never starts."""

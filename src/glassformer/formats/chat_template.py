@@ -112,7 +112,11 @@ class ChatTemplate:
     ) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]:
         """A mark, and messages and tools with it inside each name of a special token."""
         letters = set(json.dumps([messages, tools], ensure_ascii=False))
-        mark = next(letter for letter in MARKS if letter not in letters)
+        mark = next((letter for letter in MARKS if letter not in letters), "")
+        need(
+            mark != "",
+            f"The conversation holds all of the {len(MARKS):,} characters U+E000 to U+F8FE; leave one out.",
+        )
 
         def inside(value: Any) -> Any:
             if isinstance(value, str) and self._special.pattern:

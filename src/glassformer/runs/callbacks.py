@@ -172,12 +172,17 @@ class Rank0Hooks:
 @dataclass
 class Sample:
     """Lets the model write now and then. A sharded model needs all processes for it; the first one
-    shows the text, and adds it to a file of JSON lines."""
+    shows the text, and adds it to a file of JSON lines, of which those after ``start`` are dropped."""
 
     write: Callable[[Any], str] | None
     every: int
     path: Path
     mesh: Mesh = ALONE
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mesh.is_first and self.path.exists():
+            drop_after(self.start, self.path)
 
     def __call__(self, step: TrainStep) -> None:
         if self.write is None or not step.due(self.every):
@@ -190,13 +195,18 @@ class Sample:
             note(f"  sample: {text!r}")
 
 
+def drop_after(step: int, path: Path) -> None:
+    """Write a log anew without half a line and without what a lost run wrote after ``step``."""
+    lines = [line for line in read_log(path) if line["step"] <= step] if step else []
+    files.write(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
 class Log:
     """One JSON object a step in ``log.jsonl``; going on from ``start``, what a lost run wrote after
     it is dropped."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
-        lines = [line for line in read_log(path) if line["step"] <= start] if start else []
-        files.write(path, "".join(json.dumps(line) + "\n" for line in lines))
+        drop_after(start, path)
         try:
             self.file = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:

@@ -171,7 +171,8 @@ def _train(
             flops = 0.0 if two_sided else plan.cost.training_flops
             live = Live(flops, execution.peak)
             writes = _sampling(sample, plan, data, mesh)
-            sampled = Sample(writes, train_config.sample_every, out / "samples.jsonl", mesh)
+            path = out / "samples.jsonl"
+            sampled = Sample(writes, train_config.sample_every, path, mesh, state.step)
             hooks, save = _hooks(opened, plan, data, state, out, sampled, live)
             ended = _stale(state, train_config)
             steps = () if ended else ready.steps()

@@ -126,9 +126,6 @@ def restore_newest(out: Path, start: Path, state: State, train_config: Train) ->
     """
     try:
         run_checkpoints.restore(start, state)
-        run_checkpoints.point(out, state)
-        if mesh_of(state).is_first:
-            run_checkpoints.rotate(out, train_config.keep, train_config.save_at)
     except UserError as error:
         older = [path for path in run_checkpoints.steps(out) if path != start]
         if not older:
@@ -136,3 +133,6 @@ def restore_newest(out: Path, start: Path, state: State, train_config: Train) ->
         raise UserError(
             f"{error} To go on from {older[-1].name} instead, remove {start}."
         ) from None
+    run_checkpoints.point(out, state)
+    if mesh_of(state).is_first:
+        run_checkpoints.rotate(out, train_config.keep, train_config.save_at)

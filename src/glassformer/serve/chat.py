@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, TypeAdapter, model_validator
 from typing_extensions import TypedDict
 
 from ..core.files import JsonObject
@@ -32,6 +32,7 @@ from .tools import THOUGHTS, AnswerReader, call_format, grammar
 
 # no special token can hide in it
 PlainName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+ARGUMENTS = TypeAdapter(dict[str, JsonValue])
 
 
 class TextPart(RequestBody):
@@ -55,11 +56,11 @@ class CalledFunction(RequestBody):
     @model_validator(mode="after")
     def _object(self) -> Self:
         try:
-            is_object = isinstance(json.loads(self.arguments), dict)
-        except ValueError:
-            is_object = False
-        if not is_object:
-            raise field_error("arguments of a tool call are a JSON object, written as a text.")
+            ARGUMENTS.validate_json(self.arguments)
+        except ValueError:  # one that is nested without end, too
+            raise field_error(
+                "arguments of a tool call are a JSON object, written as a text."
+            ) from None
         return self
 
 

@@ -74,7 +74,7 @@ class Lane:
         """Runs ``work`` of a request of that ``age`` in a thread. Work that is cancelled while it
         waits never starts."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        turn = Turn(client, lambda: work(*args), answer, age)
+        turn = Turn(client, partial(_run, work, *args), answer, age)
         self.waiting.add(turn)
         self._start()
         try:
@@ -106,6 +106,15 @@ class Lane:
             else:
                 turn.answer.set_exception(error)
         self._start()
+
+
+def _run(work: Callable[[*Ts], T], *args: *Ts) -> T:
+    """A future that is to hold a StopIteration never ends, and its thread would count as running for
+    good; so it is another error."""
+    try:
+        return work(*args)
+    except StopIteration as error:
+        raise RuntimeError("StopIteration in a thread") from error
 
 
 class Lanes:

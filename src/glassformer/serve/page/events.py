@@ -137,7 +137,7 @@ class Trainings:
         name, at, step = id.partition("@")
         path = self.folders().get(name)
         saved = {} if path is None else checkpoints(path)
-        is_step = step.isascii() and step.isdigit()
+        is_step = re.fullmatch("[0-9]{1,12}", step) is not None
         if path is None or (at and not (is_step and int(step) in saved)):
             return None
         folder = path

@@ -69,7 +69,7 @@ class LogTail:
         record = record_of(line)
         if record is None:
             return
-        numbers = dict[str, float]()
+        numbers = {"step": float(record["step"])}  # first: never beyond the hundredth column
         for name, value in record.items():
             with contextlib.suppress(OverflowError):  # no float is as large
                 if type(value) in (int, float):
@@ -126,4 +126,5 @@ def _bucket(column: array[float]) -> tuple[float | None, float | None, float | N
     finite = [value for value in column if math.isfinite(value)]
     if not finite:
         return None, None, None
-    return min(finite), max(finite), math.fsum(finite) / len(finite)
+    mean = math.fsum(value / len(finite) for value in finite)  # their sum may be no float
+    return min(finite), max(finite), mean

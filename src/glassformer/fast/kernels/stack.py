@@ -194,7 +194,13 @@ def norm(x: Tensor, params: Norm, tensors: Sequence[Tensor] = ()) -> Tensor:
     y, width = torch.empty_like(x), x.shape[-1]
     rows = x.numel() // max(width, 1)
     function("norm", path())(
-        x.data_ptr(), y.data_ptr(), ctypes.addressof(params), rows, width, x.dtype == torch.bfloat16
+        x.data_ptr(),
+        y.data_ptr(),
+        ctypes.addressof(params),
+        rows,
+        width,
+        x.dtype == torch.bfloat16,
+        torch.get_num_threads(),
     )
     return y
 
@@ -205,7 +211,12 @@ def activation(name: str, x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     which = ACTIVATIONS.index(name)
     function("activation", path())(
-        x.data_ptr(), y.data_ptr(), which, x.numel(), x.dtype == torch.bfloat16
+        x.data_ptr(),
+        y.data_ptr(),
+        which,
+        x.numel(),
+        x.dtype == torch.bfloat16,
+        torch.get_num_threads(),
     )
     return y
 

@@ -215,7 +215,7 @@ class PackedDocuments:
 
     def in_rows(self, x: Tensor) -> Tensor:
         """Texts end to end (1, H, N, W), each in a row of its own: (D, H, L, W), zeros behind."""
-        texts = x[0].transpose(0, 1).split(self.lengths)
+        texts = [*torch.split(x[0].transpose(0, 1), self.lengths)]
         return pad_sequence(texts, batch_first=True).transpose(1, 2)
 
     def end_to_end(self, rows: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import numpy as np
 from ...core import files
 from ...core.config.serial import PositiveFloat, PositiveInt, Range, frozen
 from ...core.errors import UserError, need
+from .documents import in_pieces
 from .sft import Chat
 
 if TYPE_CHECKING:
@@ -116,9 +117,8 @@ class Distill(Chat):
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         """Summed over the counted tokens."""
         import torch
-        from torch.utils.checkpoint import checkpoint
 
-        from ...core.training.loss import ONE_SHOT, forward, token_loss, tokens_in
+        from ...core.training.loss import forward, token_loss, tokens_in
 
         output, indices = forward(model, batch), batch.target_indices()
         hard = token_loss(model, output, batch.targets, smoothing, indices)
@@ -144,9 +144,7 @@ class Distill(Chat):
             total: Tensor = (goal.exp() * (goal - logs)).sum()
             return total
 
-        rows = max(1, ONE_SHOT // len(model.head.table(model.embed)))
-        pieces = zip(*(torch.split(x, rows) for x in (states, values, ids)), strict=True)
-        soft = torch.stack([checkpoint(divergence, *x, use_reentrant=False) for x in pieces]).sum()
+        soft = torch.stack(in_pieces(model, divergence, states, values, ids)).sum()
         metrics = {**hard.metrics, "divergence": soft.detach() / hard.count}
         total = self.alpha * self.temperature**2 * soft + (1 - self.alpha) * hard.sum
         return replace(hard, sum=total, tokens=tokens_in(batch), metrics=metrics)

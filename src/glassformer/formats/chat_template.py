@@ -353,7 +353,10 @@ def _environment(date: str | None) -> Any:
     environment.filters["join"] = lambda value, d="", attribute=None: _joined(
         value if attribute is None else (item[attribute] for item in value), str(d)
     )
-    today = None if date is None else datetime.datetime.fromisoformat(date)
+    try:
+        today = None if date is None else datetime.datetime.fromisoformat(date)
+    except ValueError:
+        raise UserError(f'"{date}" is no date; write it as 2024-07-26.') from None
     environment.globals = {
         "range": _range,
         "dict": dict,

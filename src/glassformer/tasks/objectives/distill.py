@@ -49,6 +49,10 @@ class Distill(Chat):
 
     undivided = ("context", "tensor")  # the teacher reads whole rows, and scores all tokens
 
+    @property
+    def smooths_labels(self) -> bool:
+        return self.alpha < 1
+
     def encode(self, table: ExampleTable, tokenizer: Tokenizer, fit: Fit) -> Encoded:
         """The conversations; with saved logits each knows where its tokens are among them."""
         from ...formats import store
@@ -177,14 +181,15 @@ def _teacher(name: str, device: str) -> tuple[Any, Tokenizer | None]:
 @lru_cache(maxsize=1)
 def _saved(path: Path) -> tuple[dict[str, int], Array, Array]:
     """The size of each table of examples in a file, by its key; ids and logits of all (N, top)."""
-    import zipfile
+    from ...formats.dictionaries import read_arrays
 
+    complaint = f"{path} is no file of saved logits; give another name."
+    arrays = read_arrays(path, complaint)
     try:
-        with np.load(path) as arrays:
-            sizes = zip(arrays["keys"].tolist(), arrays["sizes"].tolist(), strict=True)
-            return dict(sizes), arrays["ids"], arrays["logits"]
-    except (OSError, ValueError, LookupError, zipfile.BadZipFile):
-        raise UserError(f"{path} is no file of saved logits; give another name.") from None
+        sizes = zip(arrays["keys"].tolist(), arrays["sizes"].tolist(), strict=True)
+        return dict(sizes), arrays["ids"], arrays["logits"]
+    except (LookupError, TypeError, ValueError):
+        raise UserError(complaint) from None
 
 
 def _save(path: Path, **columns: Any) -> None:

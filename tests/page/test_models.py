@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 import pytest
 
 import tiny
@@ -11,7 +16,8 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
 from glassformer import UserError
-from glassformer.serve.page.models import Models, shipped
+from glassformer.serve.asgi.replies import ClientDisconnected
+from glassformer.serve.page.models import FairLock, Models, shipped
 
 
 def test_cards_say_what_each_can_do(tmp_path):
@@ -69,3 +75,58 @@ def test_the_shipped_model_is_small_and_whole():
     assert (
         loaded.dtype == "float32" and loaded.tokenizer is not None and loaded.tokenizer.size == 1024
     )
+
+
+def test_a_lock_goes_to_whoever_has_waited_longest():
+    """A client with several threads and long work never keeps another from the model."""
+    lock, order, started = FairLock(), [], threading.Barrier(3)
+
+    def heavy(name):
+        started.wait()
+        with lock.acquire(lambda: None) as give_way:
+            for _ in range(100):
+                order.append(name)
+                time.sleep(0.002)
+                give_way()
+
+    with ThreadPoolExecutor(2) as threads:
+        works = [threads.submit(heavy, name) for name in "ab"]
+        started.wait()
+        for _ in range(5):
+            time.sleep(0.01)
+            before = len(order)
+            with lock.acquire(lambda: None):
+                assert len(order) - before <= 3
+        for work in works:
+            work.result(60)
+    assert [*map(order.count, "ab")] == [100, 100]
+    assert order[10:150] in ([*"ab"] * 70, [*"ba"] * 70), "and long works take turns"
+
+
+def test_who_leaves_while_he_waits_gives_up_his_place():
+    lock = FairLock()
+
+    def leave():
+        raise ClientDisconnected
+
+    with lock.acquire(lambda: None), pytest.raises(ClientDisconnected), lock.acquire(leave):
+        pass
+    with lock.acquire(lambda: None):
+        pass
+
+
+def test_a_circuit_and_a_beam_search_let_others_between_their_passes(tmp_path, monkeypatch):
+    client = served.client(served.page(served.saved("gpt2", tmp_path / "m")))
+    run = client.ask("/api/runs", model="m", text="the cat")["run"]
+    ways, acquire = [], FairLock.acquire
+
+    @contextmanager
+    def counted(lock, check):
+        with acquire(lock, check) as give_way:
+            yield lambda: ways.append(give_way())
+
+    monkeypatch.setattr(FairLock, "acquire", counted)
+    client.ask("/api/beam", model="m", text="the cat", max_new=5)
+    searched = len(ways)
+    assert client.post(f"/api/runs/{run}/circuit", json={"draws": 9}).status_code == 200
+    assert searched >= 4 and len(ways) - searched > 9

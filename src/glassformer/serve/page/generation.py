@@ -117,8 +117,9 @@ def beams(models: Models, fields: BeamFields, check: CancelCheck) -> JsonObject:
     from ...sight import answers
 
     _, loaded, ids, options = _generation_input(models, fields, check)
-    options |= {"beams": fields.beams, "best": fields.beams, "check": check}
-    with loaded.acquire(check):
+    options |= {"beams": fields.beams, "best": fields.beams}
+    with loaded.acquire(check) as give_way:
+        options["check"] = give_way
         (hypotheses,) = beam(loaded.model, loaded.tokenizer, [ids], **options)
     beam_list = []
     for hypothesis in hypotheses:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+from collections import deque
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -33,16 +34,43 @@ def shipped() -> Path:
     return MODELS / "tiny"
 
 
-@contextmanager
-def acquire(lock: threading.Lock, check: CancelCheck) -> Iterator[None]:
-    """Exclusive access; ``check`` is called while waiting."""
-    while not lock.acquire(timeout=0.05):
-        check()
-    try:
-        check()
-        yield
-    finally:
-        lock.release()
+class FairLock:
+    """Lock that goes to whoever has waited longest: one client's passes never overtake another's."""
+
+    def __init__(self) -> None:
+        self._queue = deque[object]()  # its first holds the lock
+        self._condition = threading.Condition()
+
+    @contextmanager
+    def acquire(self, check: CancelCheck) -> Iterator[CancelCheck]:
+        """Exclusive access; ``check`` is called while waiting. Yields a function for long work to call
+        between its passes: those who wait go first."""
+        turn = object()
+
+        def wait() -> None:
+            check()
+            with self._condition:
+                while self._queue[0] is not turn:
+                    self._condition.wait(0.05)
+                    check()
+
+        def leave() -> None:
+            with self._condition:
+                self._queue.remove(turn)
+                self._condition.notify_all()
+
+        def give_way() -> None:
+            with self._condition:
+                self._queue.append(turn)
+            leave()
+            wait()
+
+        self._queue.append(turn)
+        try:
+            wait()
+            yield give_way
+        finally:
+            leave()
 
 
 class Loaded:
@@ -51,7 +79,7 @@ class Loaded:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.lock = threading.Lock()
+        self.lock = FairLock()
         dtypes = (str(weight.dtype) for weight in model.parameters())
         self.dtype = next(dtypes, "torch.float32").removeprefix("torch.")
         self.digest = digest(model, tokenizer)
@@ -68,9 +96,9 @@ class Loaded:
             model = model.float()
         return cls(model, checkpoint.tokenizer())
 
-    def acquire(self, check: CancelCheck) -> AbstractContextManager[None]:
+    def acquire(self, check: CancelCheck) -> AbstractContextManager[CancelCheck]:
         """Exclusive access to the model."""
-        return acquire(self.lock, check)
+        return self.lock.acquire(check)
 
     def encode(self, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
         """Token ids (1, T) of a text or of ids, and the number of tokens truncated to fit the
@@ -177,12 +205,12 @@ class ModelEntry:
         self.checkpoint = checkpoint or Checkpoint.open(name)
         self.stamp = file_stamp(self.checkpoint)
         self.loaded: Loaded | None = None
-        self.lock = threading.Lock()
+        self.lock = FairLock()
 
     def open(self, check: CancelCheck = lambda: None) -> Loaded:
         """Returns the model, loaded at first use and again when its files change. Raises UserError
         as loading does."""
-        with acquire(self.lock, check):
+        with self.lock.acquire(check):
             checkpoint = Checkpoint.open(self.name)
             new_stamp = file_stamp(checkpoint)
             if self.loaded is None or new_stamp != self.stamp:
@@ -239,7 +267,7 @@ class InMemoryEntry(ModelEntry):
         return self.tokenizer.chat_template if self.tokenizer else None
 
     def open(self, check: CancelCheck = lambda: None) -> Loaded:
-        with acquire(self.lock, check):
+        with self.lock.acquire(check):
             self.loaded = self.loaded or Loaded(self.model, self.tokenizer)
             return self.loaded
 
@@ -249,7 +277,7 @@ class RecordedEntry(InMemoryEntry):
 
     def __init__(self, title: str, outside: Outside) -> None:
         self.id = self.name = Path(title).name
-        self.title, self.stamp, self.lock = title, (), threading.Lock()
+        self.title, self.stamp, self.lock = title, (), FairLock()
         self.outside, self.tokenizer = outside, outside.tokenizer
         self.loaded = RecordedModel(outside)
 

@@ -221,8 +221,8 @@ class Page:
         other = options.pop("corrupted_source", None)
         options["source"] = (source, other) if other and source is not None else source
         options["position"] = _position(traced, fields.position)
-        options["progress"] = lambda *_: check()
-        with traced.loaded.acquire(check):
+        with traced.loaded.acquire(check) as give_way:
+            options["progress"] = lambda *_: give_way()
             args = traced.loaded.model, traced.trace.tokenizer, traced.text
             return circuit(*args, **options).to_dict()
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections import deque
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...core import files
 from ...core.errors import UserError, need
-from ...core.files import JsonObject
+from ...core.files import JsonObject, explain_errors
 from ...formats.chat_template import find
 from ...formats.checkpoint import Checkpoint, has_tokenizer
 from ...formats.resolve import MODELS, is_recipe
@@ -38,7 +36,7 @@ class FairLock:
     """Lock that goes to whoever has waited longest: one client's passes never overtake another's."""
 
     def __init__(self) -> None:
-        self._queue = deque[object]()  # its first holds the lock
+        self._queue = list[object]()  # its first holds the lock
         self._condition = threading.Condition()
 
     @contextmanager
@@ -294,7 +292,7 @@ def file_stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
     if checkpoint.folder is None:
         return ()
     stamps = []
-    with files.explain_errors(checkpoint.folder):
+    with explain_errors(checkpoint.folder):
         paths = sorted(checkpoint.folder.iterdir())
     for path in paths:
         with suppress(OSError):

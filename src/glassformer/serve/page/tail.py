@@ -10,8 +10,7 @@ from array import array
 from itertools import pairwise
 from pathlib import Path
 
-from ...core import files
-from ...core.files import JsonObject
+from ...core.files import JsonObject, open_regular
 
 MAX_STEP = 1 << 53  # all whole numbers below are floats, too
 PIECE_BYTES = 1 << 20  # bytes of a log that are in memory at once
@@ -48,7 +47,7 @@ class LogTail:
 
     def update(self) -> None:
         """Reads the appended lines; starts over where the file was replaced or truncated."""
-        with contextlib.suppress(OSError), files.open_regular(self.path) as log:
+        with contextlib.suppress(OSError), open_regular(self.path) as log:
             log.seek(self.offset - len(self.last_bytes))
             # not by the inode, which a new file often takes over from a removed one
             if log.read(len(self.last_bytes)) != self.last_bytes:

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from glassformer.core import files
 from glassformer.core.config import serial
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.formats import store, weights
+from glassformer.formats import checkpoint, store, weights
 from glassformer.formats.checkpoint import Checkpoint
 from mistakes import mistake
 from tiny import equal_tensors
@@ -498,3 +499,21 @@ def test_loading_and_saving_take_little_more_than_the_weights(tmp_path, monkeypa
     load, save = map(float, measured.split())
     assert 0.8 < load <= 1.1 and save <= 1.15, measured
     assert snapshot(tmp_path / "m") == snapshot(tmp_path / "m-again")
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_verified_is_named(tmp_path, monkeypatch):
+    """A training keeps its last ones alone."""
+    folder = tmp_path / "step-000003"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    digest = files.sha256(folder / "config.json")
+    (folder / "SHA256SUMS").write_text(f"{digest}  config.json\n")
+    checkpoint.verify(folder)
+
+    def remove(path):
+        shutil.rmtree(folder)
+        return digest
+
+    monkeypatch.setattr(files, "sha256", remove)
+    with mistake("step-000003"):
+        checkpoint.verify(folder)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +17,9 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
 from glassformer.core.config.run import PAUSED
+from glassformer.formats.checkpoint import Checkpoint
 from glassformer.serve.page.events import Trainings
+from glassformer.serve.page.routes import starlette_app
 
 from .test_tail import write
 
@@ -207,3 +210,51 @@ def test_a_folder_that_cannot_be_read_keeps_no_training_from_the_list(tmp_path, 
 
     monkeypatch.setattr(type(tmp_path), "stat", refusing)
     assert [*served.page(run=tmp_path).trainings.folders()] == ["good"]
+
+
+def test_a_browser_that_leaves_a_stream_leaves_no_traceback(tmp_path, capsys):
+    """As when the tab of a training is closed."""
+    write(tmp_path / "mine" / "log.jsonl", 1, 3)
+    app = starlette_app(served.page(run=tmp_path))
+
+    async def visit():
+        started = asyncio.Event()
+
+        async def receive():
+            await started.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            if b"train" in message.get("body", b""):
+                started.set()
+
+        query = b"topics=train:mine"
+        scope = {"type": "http", "method": "GET", "path": "/api/events", "query_string": query}
+        await app(scope | {"headers": []}, receive, send)
+
+    asyncio.run(visit())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_opened_is_no_model(tmp_path, monkeypatch):
+    """A training keeps its last ones alone."""
+    folder = tmp_path / "mine"
+    write(folder / "log.jsonl", 1, 3)
+    served.saved("gpt2", folder / "step-000003")
+    page = served.page(run=tmp_path)
+    client = served.client(page)
+    read = Checkpoint.open
+
+    def read_and_remove(name):
+        checkpoint = read(name)
+        shutil.rmtree(name, ignore_errors=True)
+        return checkpoint
+
+    assert client.post("/api/runs", json={"model": "mine@3", "text": "the"}).status_code == 200
+    monkeypatch.setattr(Checkpoint, "open", read_and_remove)
+    answer = client.post("/api/runs", json={"model": "mine@3", "text": "a"})
+    assert answer.status_code == 400 and "step-000003" in answer.json()["error"]
+    monkeypatch.undo()
+    served.saved("gpt2", folder / "step-000004")
+    monkeypatch.setattr(Checkpoint, "open", read_and_remove)
+    assert client.post("/api/runs", json={"model": "mine@4", "text": "a"}).status_code == 404

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,30 @@ def test_a_training_that_goes_back_begins_anew(tmp_path):
     write(path, 1, 4, "w")  # resumed at step 4: what came after was dropped
     series = tail.series(cursor, 100)
     assert series["reset"] and series["first"] == [1, 2, 3, 4] and series["turn"] == 1
+
+
+def test_a_longer_log_in_its_place_begins_anew(tmp_path):
+    """Of a training that was removed and started again: its file often has the same inode."""
+    path = tmp_path / "log.jsonl"
+    tail = LogTail(path)
+    write(path, 1, 10)
+    tail.series(0, 100)
+    write(path, 1, 40, "w", seconds=0.5)
+    series = tail.series(0, 100)
+    assert series["turn"] == 1 and series["last"] == [*range(1, 41)]
+    assert series["columns"]["seconds"]["mean"] == [0.5] * 40
+
+
+def test_a_large_log_is_read_in_pieces(tmp_path):
+    """A line without an end, which is not kept, and 16 MiB of steps take a few MiB of memory."""
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b" " * (24 << 20) + b"\n" + (line(1) + " " * 8000 + "\n").encode() * 2000)
+    tracemalloc.start()
+    try:
+        assert LogTail(path).series(0, 10)["cursor"] == 2000
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_spike_is_in_every_bucket_size(tmp_path):

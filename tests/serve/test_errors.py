@@ -266,3 +266,11 @@ def test_the_description_is_written_once(client, monkeypatch):
     monkeypatch.setattr(replies, "to_json", failing(AssertionError("written again")))
     assert client.get("/openapi.json").content == first.content
     assert first.json()["openapi"] == "3.1.0"
+
+
+def test_half_a_surrogate_pair_is_written_as_a_question_mark():
+    """UTF-8 holds none, whichever way an answer is written."""
+    value = {"text": "a\ud800"}
+    written = {replies.small_json(value), replies.encode_json(value)}
+    assert written == {b'{"text":"a?"}'}
+    assert replies.encode_json({**value, "x": float("nan")}) == b'{"text":"a?","x":"NaN"}'

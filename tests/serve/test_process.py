@@ -418,8 +418,11 @@ def test_the_page_over_what_is_served(chat_model, tmp_path):
         assert cell["value"] == pytest.approx(logits[0][5], abs=1e-3)
         assert item.json(TEXT, body)["choices"] == alone
         assert httpx.get(url, headers={"host": "evil.example"}, timeout=60).status_code == 403
+        upgrade = {"connection": "upgrade", "upgrade": "websocket"}
+        assert httpx.get(url, headers=upgrade, timeout=60).status_code == 200
         item.process.send_signal(signal.SIGTERM)
         assert item.process.wait(30) == 0
+        assert "WebSocket" not in item.log.read_text(), "advice of uvicorn's is no line of the log"
 
 
 def test_the_page_of_a_server_with_keys_asks_for_one(chat_model, tmp_path):

@@ -326,6 +326,13 @@ def test_what_is_refused_says_so(fields, sentence, live):  # noqa: F811
     assert answer.status_code == 400 and sentence in answer.json()["error"]["message"]
 
 
+def test_half_a_surrogate_pair_in_what_is_sent_back_is_refused(live):  # noqa: F811
+    body = json.dumps({"input": "hi", "model": "hermes", "metadata": {"a": "\ud800"}})
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{live.url}{RESPONSES}", content=body, headers=headers, timeout=60)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "metadata.a"
+
+
 def test_fields_that_change_no_response(client, live):  # noqa: F811
     asked = {"model": "plain", "input": "hi", "max_output_tokens": 5}
     first = client.responses.create(**asked, extra_body={"seed": 2})

@@ -91,7 +91,8 @@ def run(
     ).start()
     config = uvicorn.Config(
         application(page, names, token),
-        log_level="warning",
+        log_level="critical",
+        ws="none",
         access_log=False,
         timeout_graceful_shutdown=1,
         lifespan="off",

@@ -141,7 +141,7 @@ def _page_url(models: Registry, keys: Sequence[str] | None) -> str:
     bound = listening.listening_socket(security.LOOPBACK[0], 0, PORT)
     app = security.Guard(starlette_app(Page(models)), frozenset(security.LOOPBACK), passwords=keys)
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+        uvicorn.Config(app, log_level="critical", ws="none", access_log=False, lifespan="off")
     )
     threading.Thread(
         target=server.run, args=([bound],), name="glassformer-page", daemon=True

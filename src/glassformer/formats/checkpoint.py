@@ -566,6 +566,7 @@ def verify(folder: Path, *prefixes: str) -> None:
         listed = {Path(name).name: digest for digest, _, name in lines}
         chosen = [name for name in listed if name.startswith(prefixes or "")]
         wrong = [name for name in chosen if files.sha256(folder / name) != listed[name]]
+        paths = [*folder.iterdir()]
     except (OSError, ValueError) as error:
         raise UserError(
             f"{sums} is damaged or names a missing file ({error}); {ANOTHER}."
@@ -574,6 +575,6 @@ def verify(folder: Path, *prefixes: str) -> None:
         not wrong,
         f"{folder / ''.join(wrong[:1])} is damaged: its sha256 is not that in {SUMS}; {ANOTHER}.",
     )
-    written = {path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors")}
+    written = {path.name for path in paths if path.suffix in (".json", ".safetensors")}
     lost = sorted(name for name in written - listed.keys() if name.startswith(prefixes or ""))
     need(not lost, f"{sums} is damaged (it lacks {''.join(lost[:1])}); {ANOTHER}.")

@@ -145,7 +145,7 @@ class ResponseRequest(SamplingRequest):
         []
     )
     top_logprobs: Logprobs | None = None
-    metadata: dict[str, str] = Field({})
+    metadata: dict[Name, Annotated[str, Field(max_length=512)]] = Field({}, max_length=16)
     reasoning: RequestBody | None = None
     stream_options: RequestBody | None = None
     store: bool = False

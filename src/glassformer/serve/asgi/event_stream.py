@@ -52,7 +52,12 @@ class EventStream(CountedResponse):
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.ensure_future(disconnected(Request(scope, receive)))
-        await until_disconnect(leaving, self._send(send, leaving, request_id(scope)))
+        id = request_id(scope)
+        try:
+            await until_disconnect(leaving, self._send(send, leaving, id))
+        except ClientDisconnected:
+            if id is not None:  # the log of the API says who left
+                raise
 
     async def _send(self, send: Send, leaving: asyncio.Future[None], id: str | None) -> None:
         async def write(data: bytes, more: bool = True) -> None:

@@ -222,18 +222,18 @@ def small_json(value: Any) -> bytes | None:
     """``encode_json`` of a small value; None for one that a thread should write."""
     try:
         pieces = [*islice(ENCODER.iterencode(value), SMALL_JSON + 1)]
-        return "".join(pieces).encode() if len(pieces) <= SMALL_JSON else None
+        return "".join(pieces).encode("utf-8", "replace") if len(pieces) <= SMALL_JSON else None
     except ValueError:
         return None
 
 
 def encode_json(value: Any) -> bytes:
     """``to_json`` by the encoder in Python: other threads run meanwhile, which the one in C keeps
-    waiting."""
+    waiting. Half of a surrogate pair, which UTF-8 cannot hold, becomes a question mark."""
     try:
-        return "".join(ENCODER.iterencode(value)).encode()
+        return "".join(ENCODER.iterencode(value)).encode("utf-8", "replace")
     except ValueError:  # numbers that are not finite
-        return to_json(value).encode()
+        return to_json(value).encode("utf-8", "replace")
 
 
 def _finite(value: Any) -> Any:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...core import files
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ...formats.chat_template import find
@@ -260,11 +261,14 @@ class RecordedEntry(InMemoryEntry):
 
 
 def file_stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
-    """Fingerprint of the model's files (names, times, sizes, inodes)."""
+    """Fingerprint of the model's files (names, times, sizes, inodes). UserError where a training has
+    removed them meanwhile."""
     if checkpoint.folder is None:
         return ()
     stamps = []
-    for path in sorted(checkpoint.folder.iterdir()):
+    with files.explain_errors(checkpoint.folder):
+        paths = sorted(checkpoint.folder.iterdir())
+    for path in paths:
         with suppress(OSError):
             if path.suffix in (".json", ".safetensors", ".model", ".txt", ".tiktoken"):
                 stat = path.stat()

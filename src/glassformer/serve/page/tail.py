@@ -10,9 +10,12 @@ from array import array
 from itertools import pairwise
 from pathlib import Path
 
+from ...core import files
 from ...core.files import JsonObject
 
 MAX_STEP = 1 << 53  # all whole numbers below are floats, too
+PIECE_BYTES = 1 << 20  # bytes of a log that are in memory at once
+LAST_BYTES = 512  # bytes before the offset, by which a replaced file is noticed
 
 
 def record_of(line: bytes) -> JsonObject | None:
@@ -38,32 +41,27 @@ class LogTail:
 
     def _reset(self) -> None:
         self.offset = 0
-        self.inode = 0
+        self.last_bytes = b""
         self.partial_line = b""
         self.columns: dict[str, array[float]] = {}
         self.rows = 0
 
     def update(self) -> None:
         """Reads the appended lines; starts over where the file was replaced or truncated."""
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return
-        if self.inode and (stat.st_ino != self.inode or stat.st_size < self.offset):
-            self._reset()
-            self.resets += 1
-        self.inode = stat.st_ino
-        if stat.st_size == self.offset:
-            return
-        with contextlib.suppress(OSError), self.path.open("rb") as log:
-            log.seek(self.offset)
-            data = log.read()
-            self.offset += len(data)
-            *lines, self.partial_line = (self.partial_line + data).split(
-                b"\n"
-            )  # the last line may be half written
-            for line in lines:
-                self._add(line)
+        with contextlib.suppress(OSError), files.open_regular(self.path) as log:
+            log.seek(self.offset - len(self.last_bytes))
+            # not by the inode, which a new file often takes over from a removed one
+            if log.read(len(self.last_bytes)) != self.last_bytes:
+                self._reset()
+                self.resets += 1
+                log.seek(0)
+            while data := log.read(PIECE_BYTES):
+                self.offset += len(data)
+                self.last_bytes = (self.last_bytes + data)[-LAST_BYTES:]
+                *lines, rest = (self.partial_line + data).split(b"\n")
+                self.partial_line = rest[:PIECE_BYTES]  # the last line may be half written
+                for line in lines:
+                    self._add(line)
 
     def _add(self, line: bytes) -> None:
         record = record_of(line)

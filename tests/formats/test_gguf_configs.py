@@ -1,5 +1,5 @@
 """What GGUF files say of a model, in and out: also against the files that llama.cpp's own converter
-writes (gguf_facts.py), their fields, names, shapes and numbers."""
+writes (gguf_facts.py), their fields, names, shapes and numbers, and rows (file_rule)."""
 
 from __future__ import annotations
 
@@ -138,6 +138,11 @@ def test_models_that_the_format_does_not_hold_are_refused(name):
             "granitemoehybrid/4.0-h-tiny",
             {f"decoder.pattern.{i}.attention.conv_bias": False for i in (*range(5), *range(6, 10))},
             "conv_bias = False",
+        ),
+        (
+            "granitemoehybrid/4.0-h-tiny",
+            {f"decoder.pattern.{i}.attention.head_dim": 96 for i in (*range(5), *range(6, 10))},
+            "head_dim = 96",
         ),
         (
             "llama4/scout-17b-16e",

@@ -143,7 +143,7 @@ def _read_config(
     if type(later := values.get("nextn_predict_layers")) is int and "block_count" in values:
         values["block_count"] -= later
     entries = (entry for entry in ENTRIES if entry["architecture"] == kind)
-    entry: Any = next((entry for entry in entries if _fits(entry, values)), None)
+    entry: Any = next((entry for entry in entries if _fits(entry, values, "if", "write")), None)
     need(
         entry is not None,
         f"{source} holds a {kind} of another form than GGUF files here have; use hf files.",
@@ -183,11 +183,14 @@ def _read_config(
     return (replace(model, pool=Pool(pool, normalize=True)) if pool else model), entry
 
 
-def _fits(entry: Fields, values: Fields) -> bool:
-    """True where a file's fields are described by this entry."""
-    return entry.get("only") != "write" and all(
-        bool(values.get(field)) if value is True else values.get(field) == value
-        for field, value in entry.get("if", {}).items()
+def _fits(entry: Fields, values: Fields, condition: str, opposite: str) -> bool:
+    """True where a file's fields or a config.json's words are as an entry that does not only go the
+    ``opposite`` direction has them in its ``condition``."""
+    return entry.get("only") != opposite and all(
+        value in present
+        if isinstance(present := values.get(name), list)
+        else (bool(present) if value is True else present == value)
+        for name, value in entry.get(condition, {}).items()
     )
 
 
@@ -313,7 +316,7 @@ def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors
     entries = [
         entry
         for entry in reversed(ENTRIES)
-        if entry["recipe"] == recipe.name and entry.get("only") != "read" and _describes(entry, raw)
+        if entry["recipe"] == recipe.name and _fits(entry, raw, "when", "read")
     ]
     need(
         bool(entries),
@@ -362,18 +365,6 @@ def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors
         {"general.architecture": kind} | {f"{kind}.{key}": value for key, value in fields.items()},
         factors,
         entry,
-    )
-
-
-def _describes(entry: Fields, raw: Fields) -> bool:
-    """True where an entry describes a model of these words."""
-    return all(
-        value in words
-        if isinstance(words := raw.get(word), list)
-        else bool(words)
-        if value is True
-        else words == value
-        for word, value in entry.get("when", {}).items()
     )
 
 

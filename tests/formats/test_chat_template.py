@@ -142,6 +142,11 @@ def test_a_broken_template_is_a_sentence(source, tokenizer):
         ChatTemplate(source, tokenizer)
 
 
+def test_a_date_that_is_none_is_a_sentence(tokenizer):
+    with mistake('"tomorrow" is no date; write it as 2024-07-26'):
+        ChatTemplate("A", tokenizer, "tomorrow")
+
+
 def test_a_template_may_refuse_a_conversation(tokenizer):
     with mistake("roles must alternate"):
         ChatTemplate(LLAMA2, tokenizer).render([MESSAGES[2]])

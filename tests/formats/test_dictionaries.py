@@ -4,6 +4,7 @@ that is written by hand."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -57,9 +58,15 @@ def test_arrays_of_gemma_scope(tmp_path):
         assert_close(features, torch.tensor(case["features"]), atol=1e-5, rtol=0)
     with mistake("does not say what it reads", "--at"):
         dictionaries.load_dictionary(tmp_path)
-    (tmp_path / "params.npz").write_bytes(b"PK")
-    with mistake("damaged"):
-        dictionaries.load_dictionary(tmp_path, RESID)
+    whole = (tmp_path / "params.npz").read_bytes()
+    patched = whole.replace(b"PK\x01\x02", b"PK\x01\x02\0\x5e", 1)  # a version that nobody reads
+    one_array, text = io.BytesIO(), io.BytesIO()
+    np.save(one_array, np.zeros(3))
+    np.savez(text, W_enc=np.array(["x"]))
+    for damaged in (b"PK", b"", patched, one_array.getvalue(), text.getvalue()):
+        (tmp_path / "params.npz").write_bytes(damaged)
+        with mistake("damaged"):
+            dictionaries.load_dictionary(tmp_path, RESID)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +76,14 @@ def test_arrays_of_gemma_scope(tmp_path):
         ({"finetuning_scaling_factor": True}, {}, '"finetuning_scaling_factor": true'),
         ({"architecture": "gated"}, {}, '"gated"'),
         ({"k": 0}, {}, "names no k"),
+        ({"k": "4"}, {}, "names no k"),
+        ({"k": 2.5}, {}, "names no k"),
+        ({"k": None, "activation_fn_kwargs": "x"}, {}, '"activation_fn_kwargs" is "x"'),
+        ({"metadata": ["x"]}, {}, '"metadata" is'),
+        ({"architecture": ["topk"]}, {}, "of the architecture"),
+        ({"rescale_acts_by_decoder_norm": True}, {"b_enc": [0.0] * 11}, "b_enc is not"),
+        ({}, {"W_enc": 1.0}, "is damaged"),
+        ({}, {"b_dec": 1.0}, "is damaged"),
         ({"noise": 0.5}, {}, '"noise": 0.5'),
         ({"metadata": {"hook_name": "blocks.1.hook_odd"}}, {}, "hook_odd"),
         ({}, {"b_enc": None}, "b_dec"),

@@ -336,6 +336,17 @@ def test_c20_the_drain_is_bounded(chat_model, tmp_path):
         start = time.monotonic()
         item.process.send_signal(signal.SIGTERM)
         assert item.process.wait(20) == 0 and time.monotonic() - start < 15
+        assert_given_up(stored)
+
+
+def assert_given_up(connection):
+    """What was under way is answered with an error object, not with a 500."""
+    answer = b""
+    while piece := connection.recv(65_536):
+        answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b" 503 " in head.split(b"\r\n")[0], answer
+    assert "send it again" in json.loads(body)["error"]["message"]
 
 
 def test_c20_a_second_sigterm_does_not_wait(chat_model, tmp_path):
@@ -352,6 +363,7 @@ def test_c20_a_second_sigterm_does_not_wait(chat_model, tmp_path):
         item.process.send_signal(signal.SIGTERM)
         assert item.process.wait(20) == 0 and time.monotonic() - start < 10
         assert item.log.read_text().count("A second signal: ended at once") == 1
+        assert_given_up(stored)
 
 
 @pytest.mark.skipif(

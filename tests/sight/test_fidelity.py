@@ -141,6 +141,8 @@ def test_the_command(model, tmp_path):
     assert all(number not in dict(row["features"]) for row in changed)
     for words, sentence in (
         (("features", tmp_path / "plain", TEXTS[0]), "--objective Features"),
+        (("features", tmp_path / "both", TEXTS[0], "--limit", 1), "are of texts; add --data"),
+        (("features", tmp_path / "both", TEXTS[0], "--top", 0), "--top is 0"),
         (("features", tmp_path / "both"), "Give one of"),
         (("features", tmp_path / "both", TEXTS[0], "--feature", 1), "--data"),
     ):

@@ -19,7 +19,7 @@ from glassformer.core.nn.attention import ENGINES
 from glassformer.core.nn.cross_attention import CrossAttention
 from glassformer.fast import packed_layers
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
-from glassformer.formats import store, tuning
+from glassformer.formats import dictionaries, store, tuning
 from glassformer.sight import counterparts, layouts, probes
 from glassformer.sight.agreement import differing, tolerance
 from glassformer.tasks import recurrence
@@ -330,6 +330,18 @@ def test_an_adapted_model_is_verified_with_its_own_adapter():
     assert result["LoRA merged / apart"].note == "its own adapter on 2 layers"
     assert result["saved and loaded / before"].bound > 0  # merged in the file, apart here
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+def test_a_model_with_features_passes():
+    model = tiny.model("llama")
+    width = model.config.dim
+    tensors = {"W_enc": torch.ones(width, 8), "W_dec": torch.ones(8, width)}
+    tensors |= {"b_enc": torch.zeros(8), "b_dec": torch.zeros(width)}
+    made = dictionaries.Dictionary(tensors, "topk", "decoder.blocks.0.resid", active=2)
+    dictionaries.attach(model, made)
+    result = checks(model)
+    assert not failing(result), failing(result)
+    assert "beside its base" in result["saved and loaded / before"].note
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])

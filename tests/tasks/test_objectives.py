@@ -483,6 +483,7 @@ def test_an_objective_that_does_not_fit_the_shape(objective, shape, message, dat
         objectives.Classify(regression=True),
         objectives.Preference(method="ipo"),
         objectives.Rewarded(),
+        objectives.Distill(teacher="tiny", alpha=1.0),
     ],
 )
 def test_label_smoothing_that_would_change_nothing(objective, data, tmp_path):

@@ -60,7 +60,11 @@ def run(
         (text is not None) + (data is not None) + (out is not None) == 1,
         "Give one of a TEXT, --data FILE and --out FOLDER.",
     )
-    need(feature is None or data is not None, "--feature reads texts; add --data FILE.")
+    need(
+        data is not None or (feature, limit, context, separator) == (None,) * 4,
+        "--feature, --limit, --context and --separator are of texts; add --data FILE.",
+    )
+    need(top > 0, f"--top is {top}; give 1 or more.")
     need(text is not None or not edit, "--edit changes the pass over a TEXT; give one.")
     need(dictionary is not None or not (at or out), "--at and --out need --dictionary.")
     folder = out and new_file(out, options.model)

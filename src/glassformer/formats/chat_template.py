@@ -67,6 +67,7 @@ class ChatTemplate:
         self._words = {f"{role}_token": name or "" for role, name in tokenizer.roles.items()}
         self._special = re.compile(
             "|".join(sorted(map(re.escape, filter(None, tokenizer.specials)), reverse=True))
+            or "(?!)"  # which matches nothing
         )
         self.marks_answers = re.search(r"{%[-+]?\s*generation\b", source) is not None
         try:
@@ -119,7 +120,7 @@ class ChatTemplate:
         )
 
         def inside(value: Any) -> Any:
-            if isinstance(value, str) and self._special.pattern:
+            if isinstance(value, str):
                 return self._special.sub(lambda match: f"{match[0][0]}{mark}{match[0][1:]}", value)
             if isinstance(value, Mapping):
                 return {inside(key): inside(item) for key, item in value.items()}
@@ -131,8 +132,7 @@ class ChatTemplate:
         """The special tokens that stand behind an answer."""
         messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": MARKS[0]}]
         behind = self.render(messages, answering=False).rpartition(MARKS[0])[2]
-        names = self._special.findall(behind) if self._special.pattern else []
-        return [self.tokenizer.specials[name] for name in names]
+        return [self.tokenizer.specials[name] for name in self._special.findall(behind)]
 
     def closes(self, text: str) -> bool:
         """True if the text ends in a special token."""
@@ -140,7 +140,7 @@ class ChatTemplate:
 
     def is_closing(self, text: str) -> bool:
         """True if the text is white space and special tokens alone."""
-        return not (self._special.sub("", text) if self._special.pattern else text).strip()
+        return not self._special.sub("", text).strip()
 
     def marked(self, messages: Messages, answering: bool = False, tools: Tools = None) -> str:
         """``render`` with OPEN and CLOSE around what the template marks as generated."""
@@ -353,7 +353,10 @@ def _environment(date: str | None) -> Any:
     environment.filters["join"] = lambda value, d="", attribute=None: _joined(
         value if attribute is None else (item[attribute] for item in value), str(d)
     )
-    today = None if date is None else datetime.datetime.fromisoformat(date)
+    try:
+        today = None if date is None else datetime.datetime.fromisoformat(date)
+    except ValueError:
+        raise UserError(f'"{date}" is no date; write it as 2024-07-26.') from None
     environment.globals = {
         "range": _range,
         "dict": dict,

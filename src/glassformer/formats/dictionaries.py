@@ -17,13 +17,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,6 +33,7 @@ from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from ..core.nn.finite import is_finite
 from ..core.nn.model import inference
+from ..families.recipe import ConfigReader
 from .resolve import checkpoint_folder
 
 PAGE, TENSORS, SCOPE = "cfg.json", "sae_weights.safetensors", "params.npz"
@@ -281,35 +282,51 @@ def load_dictionary(path: str | Path, address: str = "", target: str = "") -> Di
         value_text, read_text = json.dumps(value)[:80], json.dumps(allowed[0])
         sentence = f'{source} says "{key}": {value_text}; only {read_text} is read.'
         need(key in KEYS.split() or value in allowed, sentence)
-    kind = page.get("architecture", "standard")
+    reader = ConfigReader(page, source)
+    kind = str(page.get("architecture", "standard"))
     if "topk" in (page.get("activation_fn_str"), page.get("activation_fn")):  # before version 6
         kind = "topk"
     need(kind in KINDS, f'{source} is of the architecture "{kind}"; {", ".join(KINDS)} are read.')
     activation, is_transcoder = KINDS[kind]
-    active = page.get("k", (page.get("activation_fn_kwargs") or {}).get("k"))
-    need(activation != "topk" or bool(active), f"{source} names no k above 0.")
-    if page.get("rescale_acts_by_decoder_norm"):
+    inside, metadata = map(reader.inside, ("activation_fn_kwargs", "metadata"))
+    active = page.get("k", inside and inside.value("k", None))
+    counts = type(active) is int and active > 0
+    need(activation != "topk" or counts, f"{source} names no k above 0.")
+    _check(tensors, activation, source)
+    if reader.flag("rescale_acts_by_decoder_norm", False):
         norm = tensors["W_dec"].norm(dim=-1)  # features are counted in decoders of length 1
         tensors |= {name: tensors[name] * norm for name in ("W_enc", "b_enc")}
         tensors["W_dec"] = tensors["W_dec"] / norm[:, None]
-    facts = {**page, **(page.get("metadata") or {})}
-    address = address or facts.get("address") or _ours(facts.get("hook_name"), source)
-    target = target or facts.get("target") or _ours(facts.get("hook_name_out"), source)
+    facts = {**page, **(metadata.table if metadata else {})}
+    address = address or str(facts.get("address") or _ours(facts.get("hook_name"), source))
+    target = target or str(facts.get("target") or _ours(facts.get("hook_name_out"), source))
     need(not is_transcoder or bool(target), f"{source} does not say what it writes; {ADDRESS}.")
     need(bool(address), f"{source} does not say what it reads; {ADDRESS}.")
-    _check(tensors, activation, source)
-    centered = not is_transcoder and page.get("apply_b_dec_to_input", True)
+    centered = not is_transcoder and reader.flag("apply_b_dec_to_input", True)
     return Dictionary(tensors, activation, address, target, active or 0, centered, source)
 
 
 def _arrays(path: Path) -> dict[str, Tensor]:
     """The arrays of Gemma Scope; UserError where the file is damaged."""
+    complaint = f"{path} is damaged; download it again."
+    named = read_arrays(path, complaint)
+    need(all(x.dtype.kind in "fiu" for x in named.values()), complaint)
+    return {
+        name.replace("w_", "W_"): torch.from_numpy(x.astype(np.float32))
+        for name, x in named.items()
+    }
+
+
+def read_arrays(path: Path, complaint: str) -> dict[str, NDArray[Any]]:
+    """The arrays of numbers in an .npz file by their names; UserError with the complaint where it is
+    none, or damaged."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            named = {name.replace("w_", "W_"): x for name, x in arrays.items()}
-            return {name: torch.from_numpy(x).float() for name, x in named.items()}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is damaged ({error}); download it again.") from None
+            return dict(arrays)
+    except MemoryError:
+        raise
+    except Exception:  # zipfile and numpy raise nearly anything at a damaged byte
+        raise UserError(complaint) from None
 
 
 def _ours(hook: object, source: str) -> str:
@@ -330,7 +347,8 @@ def _check(tensors: dict[str, Tensor], activation: str, source: str) -> None:
         f"{source} holds {', '.join(sorted(tensors))}; a dictionary of {activation} holds "
         f"{', '.join(expected)}.",
     )
-    (inputs, width), outputs = tensors["W_enc"].shape, tensors["b_dec"].shape[0]
+    inputs, width, *_ = *tensors["W_enc"].shape, 0, 0
+    outputs = tensors["b_dec"].numel()
     shapes = {"W_enc": (inputs, width), "W_dec": (width, outputs), "b_dec": (outputs,)}
     for name, tensor in tensors.items():
         shape = shapes.get(name, (width,))

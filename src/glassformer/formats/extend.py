@@ -6,7 +6,7 @@ import sys
 import traceback
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 
 from ..core.errors import UserError, need
 
@@ -18,6 +18,18 @@ class SourceLoader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def load_module(path: str | Path, name: str) -> ModuleType:
+    """Runs a file as a module."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # annotations are looked up there
+    spec.loader.exec_module(module)
+    return module
 
 
 def use(path: str | Path) -> None:
@@ -34,8 +46,6 @@ def use(path: str | Path) -> None:
     Example:
         >>> glassformer.use("mixer.py")
     """
-    from importlib.util import module_from_spec, spec_from_file_location
-
     file = Path(path).expanduser()
     if not file.is_file():  # a link to itself, too, which cannot be resolved
         raise UserError(f"{path} is not a file; name a Python file that defines parts of your own.")
@@ -44,12 +54,8 @@ def use(path: str | Path) -> None:
         return
     name = f"glassformer_used_{len(_USED)}_{file.stem}"
     need(file.suffix == ".py", f"{path} is not a Python file; its name must end in .py.")
-    spec = spec_from_file_location(name, file, loader=SourceLoader(name, str(file)))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # annotations are looked up there
     try:
-        spec.loader.exec_module(module)
+        load_module(file, name)
     except Exception as error:
         del sys.modules[name]
         if isinstance(error, UserError):

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from ..core.errors import nearest
 from ..tasks import limited_process
-from ..tasks.limited_process import load
+from ..tasks.limited_process import load_module
 
 OPTIMIZER = "torch._dynamo"  # PyTorch's optimizers import it when they are first used: seconds
 STATES = ("passed", "failed", "todo", "error", "stopped")
@@ -102,7 +102,7 @@ def check(file: str, exercise: str, seed: int, name: str) -> dict[str, Any]:
     random.seed(learner_seed)
     result = verdict("passed")
     try:
-        load(exercise, "exercise").check(LearnerModule(load(file, "theirs")), report)
+        load_module(exercise, "exercise").check(LearnerModule(load_module(file, "theirs")), report)
     except Wrong as wrong:
         result = verdict("failed", str(wrong), wrong.look)
     except Missing as missing:

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..core import config
 from ..core.generation.sample import Sampling, log_probability
 from ..core.nn import Model, build_model, lora
-from ..core.training.loss import ONE_SHOT
 from ..fast import kernels
 from ..fast.training.sampled_order import (
     PackedDocuments,
@@ -27,6 +25,7 @@ from ..fast.training.sampled_order import (
     sampled_order,
 )
 from ..scale.shard import full_weights
+from ..tasks.objectives.documents import in_pieces
 from .engine import Completion, Engine, Request
 
 if TYPE_CHECKING:
@@ -93,9 +92,6 @@ class Sampler:
         def log_of(states: Tensor, tokens: Tensor) -> Tensor:
             return log_probability(view.head(states[None], view.embed)[0], tokens)
 
-        rows = max(1, ONE_SHOT // model.config.embed.vocab)
-        pieces = zip(torch.split(hidden[places], rows), torch.split(targets, rows), strict=True)
-        once = len(targets) <= rows
-        logs = [log_of(*x) if once else checkpoint(log_of, *x, use_reentrant=False) for x in pieces]
+        logs = in_pieces(view, log_of, hidden[places], targets)
         aux = torch.stack([*losses.values()]).sum() if losses else None
         return torch.cat(logs), aux

@@ -256,6 +256,8 @@ class Verification:
     def saved(self, folder: Path) -> Way:
         """Written to a folder and read again: the same bits, weights and answers; an adapter is
         merged in files."""
+        if "features" in self.model._modules:
+            raise NotRun("a dictionary of features is saved beside its base, not in it")
         back, layout = counterparts.loaded_again(self.model, folder)
         weights = dict(back.named_parameters()), lora.weights(self.model)
         dtype = self.dtype if lora.adapted(self.model) else None

@@ -60,9 +60,7 @@ class ConversationRecord:
                 prompt[-1]["content"] += f"\n\n{more}"
             messages = self._system() + prompt + self._messages(self.record[layout[1]], "assistant")
         else:
-            messages = self._messages(first, "user")
-            if not messages or messages[0]["role"] != "system":
-                messages = self._system() + messages
+            messages = self._with_system(self._messages(first, "user"))
         return self._example(self._checked(messages))
 
     def pair(self) -> Example:
@@ -83,7 +81,7 @@ class ConversationRecord:
         need(bool(prompt), f'{self.location} has no "prompt" that both answers follow; add it.')
         if "user" == prompt[-1]["role"] in [side[0]["role"] for side in (chosen, rejected) if side]:
             raise self._error("has a prompt that its answers do not begin with")
-        prompt = prompt if prompt[0]["role"] == "system" else self._system() + prompt
+        prompt = self._with_system(prompt)
         answers = (self._checked(prompt + side, len(prompt)) for side in (chosen, rejected))
         return self._example(*answers)
 
@@ -92,9 +90,7 @@ class ConversationRecord:
         user's, and the record for a reward."""
         value = self.record.get("messages") or self.record.get("prompt")
         need(bool(value), f'{self.location} has no "prompt"; add it or remove that line.')
-        messages = self._messages(value, "user")
-        if messages[0]["role"] != "system":
-            messages = self._system() + messages
+        messages = self._with_system(self._messages(value, "user"))
         if messages[-1]["role"] == "assistant" or not messages[-1]["content"].strip():
             raise self._error("has nothing to answer: its last message is empty or an assistant's")
         conversation = Conversation(tuple(messages), record=self.record)
@@ -111,6 +107,11 @@ class ConversationRecord:
         """The text beside the messages that is the system's, as a message."""
         text = self._text("system") or self._text("system_prompt")
         return [{"role": "system", "content": text}] if text else []
+
+    def _with_system(self, messages: list[Record]) -> list[Record]:
+        """Messages behind the system's, unless they begin with one."""
+        is_first = [message["role"] for message in messages[:1]] == ["system"]
+        return messages if is_first else self._system() + messages
 
     def _text(self, name: str) -> str:
         """A field that is a text, "" where there is none."""

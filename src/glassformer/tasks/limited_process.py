@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import json
 import os
 import re
@@ -26,11 +25,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from ..core.errors import UserError
-from ..formats.extend import SourceLoader
+from ..formats.extend import load_module as load_module
 
 MOST = 10_000  # bytes of printing that are kept
 MEMORY = 2 << 30  # bytes that a job may take beyond what is loaded
@@ -211,17 +209,6 @@ def _collect(end: int, printed: bytearray) -> None:
     """Read a pipe to its end; the beginning is kept."""
     while data := os.read(end, 1 << 16):
         printed += data[: MOST + 1 - len(printed)]
-
-
-def load(path: str | Path, name: str) -> ModuleType:
-    """Run a file as a module."""
-    loader = SourceLoader(name, str(path))
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def jobs() -> Iterator[tuple[dict[str, Any], Callable[[dict[str, Any]], None]]]:

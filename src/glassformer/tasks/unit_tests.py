@@ -66,7 +66,7 @@ def run_job(job: dict[str, Any], end: int) -> NoReturn:
         signal.setitimer(signal.ITIMER_REAL, limited_process.WALL * seconds)
         sys.path.insert(0, str(folder))
         os.chdir(folder)
-        names = vars(limited_process.load(folder / ANSWER, "answer"))
+        names = vars(limited_process.load_module(folder / ANSWER, "answer"))
         for number in range(job["tests"]):
             passed = _passes(folder / f"test_{number}.py", names)
             if os.getpid() != process:  # the answer forked

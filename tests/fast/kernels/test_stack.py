@@ -60,3 +60,22 @@ def test_activations_are_torchs_and_the_reference_bit_for_bit(build, name):
         truth = ACTIVATIONS[name](x.double())
         bound = 1e-6 if x.dtype == torch.float32 else 8e-3
         assert torch.allclose(y.double(), truth, rtol=bound, atol=bound * 3, equal_nan=True)
+
+
+def test_a_row_has_the_same_bits_among_many_and_by_several_threads(build):
+    if not has("norm"):
+        pytest.skip("torch has norms of its own; a library without them: python hatch_build.py")
+    threads = torch.get_num_threads()
+    norm = stack.Norm.of(None, None, 1e-5, False)
+    try:
+        for dtype in DTYPES:
+            x = torch.randn(333, 131).to(dtype)  # several pieces of rows and of numbers, none full
+            torch.set_num_threads(1)
+            normed = torch.cat([stack.norm(row[None], norm) for row in x])
+            activated = torch.cat([stack.activation("silu", row[None]) for row in x])
+            for number in (1, 3):
+                torch.set_num_threads(number)
+                assert torch.equal(stack.norm(x, norm), normed)
+                assert torch.equal(stack.activation("silu", x), activated)
+    finally:
+        torch.set_num_threads(threads)

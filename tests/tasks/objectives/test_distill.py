@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -103,7 +104,11 @@ def test_what_is_refused_says_so(home, tmp_path):
         batch_of(Distill(teacher=str(home / "teacher"), top=3), home)
     with mistake("has no logits of", "teacher"):
         batch_of(Distill(logits=str(tmp_path / "none.npz")), home)
-    (tmp_path / "bad.npz").write_text("x")
+    for text in ("x", ""):
+        (tmp_path / "bad.npz").write_text(text)
+        with mistake("is no file of saved logits"):
+            batch_of(Distill(logits=str(tmp_path / "bad.npz")), home)
+    np.savez(tmp_path / "bad.npz", keys=["a"], sizes=[1, 2], ids=[[0]], logits=[[0.0]])
     with mistake("is no file of saved logits"):
         batch_of(Distill(logits=str(tmp_path / "bad.npz")), home)
     saved = {"teacher": str(home / "teacher"), "logits": str(tmp_path / "l.npz")}

@@ -146,16 +146,19 @@ def _pack_floats(kind: str, weight: Tensor, transient: bool) -> Packed:
     outputs, inputs = weight.shape
     if path() == "torch":
         return Packed(kind, outputs, inputs, weight, None, "torch")
+    if inputs % STEP[kind]:
+        weight = F.pad(weight, (0, 1))
     # what a step multiplies is copied as one word of 32 bits
-    panels = _paneled(F.pad(weight, (0, -inputs % STEP[kind])).contiguous().view(torch.int32), 1)
+    panels = _paneled(weight.contiguous().view(torch.int32), 1)
     data = (panels.contiguous() if transient else in_large_pages(panels)).view(weight.dtype)
     return Packed(kind, outputs, inputs, data, None, path())
 
 
 def _paneled(matrix: Tensor, step: int) -> Tensor:
     """(N, C) -> (N / 16, C / step, 16, step)."""
-    padded = F.pad(matrix, (0, 0, 0, -len(matrix) % PANEL))
-    return padded.reshape(-1, PANEL, matrix.shape[1] // step, step).transpose(1, 2)
+    if missing := -len(matrix) % PANEL:  # F.pad copies, whatever is missing
+        matrix = F.pad(matrix, (0, 0, 0, missing))
+    return matrix.reshape(-1, PANEL, matrix.shape[1] // step, step).transpose(1, 2)
 
 
 def _unpaneled(panels: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ typedef struct {
 static parallel_fn *parallel;
 static _Thread_local Team *team;  // that the calling thread leads
 
-EXPORT int kernels_version(void) { return 5; }
+EXPORT int kernels_version(void) { return 6; }
 
 EXPORT void kernels_pool(void *function) { parallel = (parallel_fn *)function; }
 

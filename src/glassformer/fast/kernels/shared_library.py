@@ -18,7 +18,7 @@ from torch import Tensor
 
 LARGE = 1 << 21  # bytes of a large page of memory
 MADV_HUGEPAGE = 14  # Linux: large pages here, please; refused is as good as before
-VERSION = 5  # of the functions' arguments; an older library is not used
+VERSION = 6  # of the functions' arguments; an older library is not used
 NAME = "libkernels.dylib" if sys.platform == "darwin" else "libkernels.so"
 BUILDS = {
     "avx512-vnni-bf16": (
@@ -145,7 +145,7 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     32 GB/s by one core.
     """
     if tensor.nbytes < LARGE // 128:
-        return tensor.contiguous()
+        return tensor.clone(memory_format=torch.contiguous_format)
     place = (
         large_pages(tensor.nbytes) if tensor.nbytes >= 2 * LARGE else _shared.take(tensor.nbytes)
     )
@@ -207,8 +207,8 @@ SIGNATURES = {
     "paged_attention": "pppppppppplllllllllffii",
     "copy_pages": "pppll",
     "write_pages": "ppppplllll",
-    "norm": "ppplli",
-    "activation": "pplli",
+    "norm": "pppllii",
+    "activation": "ppllii",
     "stack_room": "pp",
     "stack": "p",
 }

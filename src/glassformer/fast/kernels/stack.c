@@ -306,13 +306,35 @@ EXPORT(stack_room)(const Pass *pass, long *size) { *size = room_of(pass).size; }
 
 EXPORT(stack)(const Pass *pass) { run_team(run_blocks, (void *)pass, (int)pass->threads); }
 
-// (rows, width) -> (rows, width)
-EXPORT(norm)(const void *x, void *y, const Norm *norm, long rows, long width, int bf16) {
-    const Pass pass = {.rows = rows, .width = width, .bf16 = bf16};
-    const Task task = {.pass = &pass, .norm = norm, .from = x, .to = y};
-    for (long row = 0; row < rows; row++) norm_one(&task, row);
+enum { SOME_ROWS = 64, SOME_NUMBERS = 1 << 14 };  // that one thread takes at a time
+
+static void norm_some(const void *task, long number) {
+    const long rows = ((const Task *)task)->pass->rows, left = rows - number * SOME_ROWS;
+    for (long r = 0; r < SOME_ROWS && r < left; r++) norm_one(task, number * SOME_ROWS + r);
 }
 
-EXPORT(activation)(const void *x, void *y, long kind, long count, int bf16) {
-    for (long i = 0; i < count; i += 16) put(y, i, count, bf16, activated((Activation)kind, take(x, i, count, bf16)));
+// (rows, width) -> (rows, width)
+EXPORT(norm)(const void *x, void *y, const Norm *norm, long rows, long width, int bf16, int threads) {
+    const Pass pass = {.rows = rows, .width = width, .bf16 = bf16};
+    const Task task = {.pass = &pass, .norm = norm, .from = x, .to = y};
+    run_pieces(norm_some, &task, (rows + SOME_ROWS - 1) / SOME_ROWS, threads);
+}
+
+typedef struct {
+    const void *x;
+    void *y;
+    long kind, count;
+    int bf16;
+} Numbers;
+
+static void activate_some(const void *task, long number) {
+    const Numbers *n = task;
+    const long first = number * SOME_NUMBERS, end = first + SOME_NUMBERS < n->count ? first + SOME_NUMBERS : n->count;
+    for (long i = first; i < end; i += 16)
+        put(n->y, i, end, n->bf16, activated((Activation)n->kind, take(n->x, i, end, n->bf16)));
+}
+
+EXPORT(activation)(const void *x, void *y, long kind, long count, int bf16, int threads) {
+    const Numbers numbers = {x, y, kind, count, bf16};
+    run_pieces(activate_some, &numbers, (count + SOME_NUMBERS - 1) / SOME_NUMBERS, threads);
 }

@@ -193,8 +193,9 @@ def norm(x: Tensor, params: Norm, tensors: Sequence[Tensor] = ()) -> Tensor:
     x = x.detach().contiguous()
     y, width = torch.empty_like(x), x.shape[-1]
     rows = x.numel() // max(width, 1)
+    bf16, threads = x.dtype == torch.bfloat16, torch.get_num_threads()
     function("norm", path())(
-        x.data_ptr(), y.data_ptr(), ctypes.addressof(params), rows, width, x.dtype == torch.bfloat16
+        x.data_ptr(), y.data_ptr(), ctypes.addressof(params), rows, width, bf16, threads
     )
     return y
 
@@ -203,9 +204,9 @@ def activation(name: str, x: Tensor) -> Tensor:
     """relu, relu2, gelu_tanh or silu of each number; no gradients."""
     x = x.detach().contiguous()
     y = torch.empty_like(x)
-    which = ACTIVATIONS.index(name)
+    which, bf16 = ACTIVATIONS.index(name), x.dtype == torch.bfloat16
     function("activation", path())(
-        x.data_ptr(), y.data_ptr(), which, x.numel(), x.dtype == torch.bfloat16
+        x.data_ptr(), y.data_ptr(), which, x.numel(), bf16, torch.get_num_threads()
     )
     return y
 

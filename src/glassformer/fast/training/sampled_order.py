@@ -7,21 +7,22 @@ where it is drawn and where it is learned from.
 Every product, norm, activation, mixture and attention takes its value from the sampler's kernels, in
 which a row's bits depend on nothing but the row, and its gradient from the model's own derivative.
 
-N tokens of D documents, H heads, K key-value heads, W head dim, C model dim.
+N tokens of D documents, L of the longest, H heads, K key-value heads, W head dim, C model dim.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from ...core import config
 from ...core.errors import need
@@ -29,34 +30,55 @@ from ...core.nn import Model
 from ...core.nn.attention import AttentionEngine, AttentionInputs, attend
 from ...core.nn.experts import MoE
 from ...core.nn.flow import Flow
-from ...core.nn.layers import MLP, GatedMLP, LayerNorm, Linear, Projection, RMSNorm
+from ...core.nn.layers import MLP, GatedMLP, LayerNorm, Linear, Projection, RMSNorm, gelu_tanh
 from ...core.nn.lora import LoRALinear
 from ...core.nn.mask import Mask
 from ...core.nn.replace import replace_modules
 from .. import kernels
 from ..kernels import PAGE, Pages, paged_attention
 
+Change: TypeAlias = Callable[..., Tensor]
+DERIVATIVES: dict[Change, Change] = {
+    F.silu: torch.ops.aten.silu_backward,
+    F.gelu: torch.ops.aten.gelu_backward,
+    gelu_tanh: partial(torch.ops.aten.gelu_backward, approximate="tanh"),
+}
+"""The gradient of an activation, from that of its value and what it reads."""
 
-class _WithValue(torch.autograd.Function):
-    """The first tensor's value with the second one's gradient."""
+
+class _WithGradient(torch.autograd.Function):
+    """``value(x)``, where the gradient of x is ``gradient`` of the value's and what is ``saved``."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, differentiable: Tensor) -> Tensor:
-        return value.view_as(value)
+    def forward(ctx: Any, x: Tensor, value: Change, gradient: Change, *saved: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        ctx.save_for_backward(*saved)
+        return value(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        return None, grad
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        return ctx.gradient(grad, *saved), *[None] * (2 + len(saved))
 
 
-def with_value(
-    sampler: Callable[..., Tensor], module: Callable[..., Tensor], *inputs: Any
-) -> Tensor:
+def with_gradient(x: Tensor, value: Change, gradient: Change, *saved: Tensor) -> Tensor:
+    """``value(x)``, where the gradient of x is ``gradient`` of the value's and what is ``saved``."""
+    result: Tensor = _WithGradient.apply(x, value, gradient, *saved)  # type: ignore[no-untyped-call]
+    return result
+
+
+def with_value(sampler: Change, module: Change, *inputs: Any) -> Tensor:
     """The value of ``sampler(*inputs)`` with the gradient of ``module(*inputs)``."""
     with torch.no_grad():  # a norm asks whether x has a gradient
         value = sampler(*(x.detach() if isinstance(x, Tensor) else x for x in inputs))
-    result: Tensor = _WithValue.apply(value, module(*inputs))  # type: ignore[no-untyped-call]
-    return result
+    return with_gradient(module(*inputs), lambda _: value, lambda grad: grad)
+
+
+def activation(sampler: Change, act: Change, x: Tensor) -> Tensor:
+    """``with_value``, without the value of ``act`` where its derivative is known."""
+    if act in DERIVATIVES:
+        return with_gradient(x, sampler, DERIVATIVES[act], x)
+    return with_value(sampler, act, x)
 
 
 class _SampledProduct(torch.autograd.Function):
@@ -144,7 +166,7 @@ def sampled_order(model: Model, sampler: Model) -> Model:
     for path in activations:  # their products were exchanged, so that each is a copy already
         feedforward: Any = view.get_submodule(path)
         twin: Any = sampler.get_submodule(path)
-        feedforward.act = partial(with_value, twin.act, feedforward.act)
+        feedforward.act = partial(activation, twin.act, feedforward.act)
     return view
 
 
@@ -164,8 +186,7 @@ class PackedDocuments:
     @cached_property
     def rows(self) -> Tensor:
         """The text of each token (N,)."""
-        lengths = torch.tensor([*map(len, self.texts)])
-        return torch.arange(len(self.texts)).repeat_interleave(lengths)
+        return torch.arange(len(self.texts)).repeat_interleave(torch.tensor(self.lengths))
 
     @cached_property
     def pos(self) -> Tensor:
@@ -175,12 +196,12 @@ class PackedDocuments:
     @cached_property
     def longest(self) -> int:
         """Tokens of the longest text."""
-        return max(map(len, self.texts))
+        return max(self.lengths)
 
     @cached_property
-    def slots(self) -> Tensor:
-        """The place of each token (N,) where texts are rows of the longest one's length."""
-        return self.rows * self.longest + self.pos
+    def lengths(self) -> list[int]:
+        """Tokens of each text."""
+        return [*map(len, self.texts)]
 
     @cached_property
     def tables(self) -> Tensor:
@@ -192,9 +213,21 @@ class PackedDocuments:
         """``make`` of all positions, as the sampler's pages have it."""
         return make(torch.arange(self.context)[None])
 
+    def in_rows(self, x: Tensor) -> Tensor:
+        """Texts end to end (1, H, N, W), each in a row of its own: (D, H, L, W), zeros behind."""
+        texts = [*torch.split(x[0].transpose(0, 1), self.lengths)]
+        return pad_sequence(texts, batch_first=True).transpose(1, 2)
+
+    def end_to_end(self, rows: Tensor) -> Tensor:
+        """Texts in rows (D, H, L, W) end to end: (1, H, N, W)."""
+        texts = zip(rows.transpose(1, 2), self.lengths, strict=True)
+        return torch.cat([row[:length] for row, length in texts]).transpose(0, 1)[None]
+
     def attention(self, inputs: AttentionInputs) -> Tensor:
         """z (1, H, N, W), from pages as the sampler reads them."""
-        return with_value(self.from_pages, self.differentiable, inputs)
+        with torch.no_grad():
+            value = self.from_pages(inputs)
+        return with_gradient(self.differentiable(inputs), lambda _: value, self.in_rows)
 
     def from_pages(self, inputs: AttentionInputs) -> Tensor:
         """The value of an attention."""
@@ -213,20 +246,12 @@ class PackedDocuments:
         return z.transpose(0, 1)[None]
 
     def differentiable(self, inputs: AttentionInputs) -> Tensor:
-        """The attention of each text in a row of its own."""
-        shape = len(self.texts), self.longest
-        q, k, v = (
-            x.new_zeros(x.shape[1], math.prod(shape), x.shape[3])
-            .index_copy(1, self.slots, x[0])
-            .view(x.shape[1], *shape, x.shape[3])
-            .transpose(0, 1)
-            for x in inputs[:3]
-        )
+        """The attention of each text in a row of its own (D, H, L, W)."""
+        q, k, v = (with_gradient(x, self.in_rows, self.end_to_end) for x in inputs[:3])
         places = torch.arange(self.longest)[None]
         mask = Mask(places, places, True, inputs.mask.rule, contiguous=True)
         bias = None if inputs.position is None else mask.bias(inputs.position)
-        z = attend(AttentionInputs(q, k, v, mask, bias, inputs.scale, inputs.softcap))
-        return z.transpose(0, 1).flatten(1, 2).index_select(1, self.slots)[None]
+        return attend(AttentionInputs(q, k, v, mask, bias, inputs.scale, inputs.softcap))
 
 
 def hidden_states(view: Any, documents: PackedDocuments) -> tuple[Tensor, dict[str, Tensor]]:

@@ -367,6 +367,9 @@ class RequestMiddleware:
         except ClientDisconnected:
             status = 499
         except asyncio.CancelledError:
+            if not started:
+                ending = HttpError(503, "The server ended before this was answered; send it again.")
+                await error_response(ending, scope)(scope, receive, sending)
             status = 503
             raise
         except Exception as error:

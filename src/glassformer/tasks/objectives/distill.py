@@ -19,6 +19,7 @@ import numpy as np
 from ...core import files
 from ...core.config.serial import PositiveFloat, PositiveInt, Range, frozen
 from ...core.errors import UserError, need
+from .documents import in_pieces
 from .sft import Chat
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class Distill(Chat):
     alpha: Weight = 0.5  # how much the teacher counts; the rest is the loss of Chat
 
     undivided = ("context", "tensor")  # the teacher reads whole rows, and scores all tokens
+
+    @property
+    def smooths_labels(self) -> bool:
+        return self.alpha < 1
 
     def encode(self, table: ExampleTable, tokenizer: Tokenizer, fit: Fit) -> Encoded:
         """The conversations; with saved logits each knows where its tokens are among them."""
@@ -116,9 +121,8 @@ class Distill(Chat):
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         """Summed over the counted tokens."""
         import torch
-        from torch.utils.checkpoint import checkpoint
 
-        from ...core.training.loss import ONE_SHOT, forward, token_loss, tokens_in
+        from ...core.training.loss import forward, token_loss, tokens_in
 
         output, indices = forward(model, batch), batch.target_indices()
         hard = token_loss(model, output, batch.targets, smoothing, indices)
@@ -144,9 +148,7 @@ class Distill(Chat):
             total: Tensor = (goal.exp() * (goal - logs)).sum()
             return total
 
-        rows = max(1, ONE_SHOT // len(model.head.table(model.embed)))
-        pieces = zip(*(torch.split(x, rows) for x in (states, values, ids)), strict=True)
-        soft = torch.stack([checkpoint(divergence, *x, use_reentrant=False) for x in pieces]).sum()
+        soft = torch.stack(in_pieces(model, divergence, states, values, ids)).sum()
         metrics = {**hard.metrics, "divergence": soft.detach() / hard.count}
         total = self.alpha * self.temperature**2 * soft + (1 - self.alpha) * hard.sum
         return replace(hard, sum=total, tokens=tokens_in(batch), metrics=metrics)
@@ -179,14 +181,15 @@ def _teacher(name: str, device: str) -> tuple[Any, Tokenizer | None]:
 @lru_cache(maxsize=1)
 def _saved(path: Path) -> tuple[dict[str, int], Array, Array]:
     """The size of each table of examples in a file, by its key; ids and logits of all (N, top)."""
-    import zipfile
+    from ...formats.dictionaries import read_arrays
 
+    complaint = f"{path} is no file of saved logits; give another name."
+    arrays = read_arrays(path, complaint)
     try:
-        with np.load(path) as arrays:
-            sizes = zip(arrays["keys"].tolist(), arrays["sizes"].tolist(), strict=True)
-            return dict(sizes), arrays["ids"], arrays["logits"]
-    except (OSError, ValueError, LookupError, zipfile.BadZipFile):
-        raise UserError(f"{path} is no file of saved logits; give another name.") from None
+        sizes = zip(arrays["keys"].tolist(), arrays["sizes"].tolist(), strict=True)
+        return dict(sizes), arrays["ids"], arrays["logits"]
+    except (LookupError, TypeError, ValueError):
+        raise UserError(complaint) from None
 
 
 def _save(path: Path, **columns: Any) -> None:

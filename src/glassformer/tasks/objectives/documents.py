@@ -4,6 +4,7 @@
 # mypy: implicit-reexport
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,21 @@ def documents(batch: Batch) -> DocumentSpans:
     real, opens = (pos >= 0).numpy(), document_starts(pos).numpy()
     of = np.where(real, opens.cumsum().reshape(shape) - 1, -1)
     return DocumentSpans(np.flatnonzero(opens), np.bincount(of[real]), of)
+
+
+def in_pieces(model: Any, function: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
+    """A function of the logits of rows, piece by piece: no more than ``ONE_SHOT`` logits are held at
+    once, and those of several pieces are computed again for their gradient."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    from ...core.training.loss import ONE_SHOT
+
+    size = max(1, ONE_SHOT // len(model.head.table(model.embed)))
+    pieces = [*zip(*(torch.split(x, size) for x in rows), strict=True)]
+    if len(pieces) == 1:
+        return [function(*pieces[0])]
+    return [checkpoint(function, *piece, use_reentrant=False) for piece in pieces]
 
 
 def without_head(objective: Objective, model: Model) -> tuple[Model, list[str]]:

@@ -17,6 +17,7 @@ from ...core.config.serial import PositiveFloat, frozen
 from ...core.errors import need
 from ..conversations import ConversationRecord
 from ..example_table import Example
+from .documents import in_pieces
 from .sft import Conversations
 
 if TYPE_CHECKING:
@@ -25,8 +26,33 @@ if TYPE_CHECKING:
     from .documents import Batch, Loss, Tensor
 
 
+class Pairs(Conversations):
+    """An objective that learns from two answers, the better one first."""
+
+    example_fields = ("chosen", "rejected", "prompt")
+    optional = ("prompt",)
+
+    def example(self, row: ConversationRecord) -> Example:
+        """Two conversations that begin alike."""
+        return row.pair()
+
+    def pair_loss(
+        self, output: Any, batch: Batch, margins: Tensor, losses: Tensor, **metrics: Tensor
+    ) -> Loss:
+        """The losses of pairs, summed, and by how much the better answers lead."""
+        from ...core.training.loss import Loss, aux_loss, tokens_in
+
+        metrics = {
+            **output.metrics,
+            "accuracy": (margins > 0).float().mean(),
+            "margin": margins.detach().mean(),
+            **metrics,
+        }
+        return Loss(losses.sum(), len(losses), aux_loss(output), tokens_in(batch), metrics)
+
+
 @frozen
-class Preference(Conversations):
+class Preference(Pairs):
     """The better one of two answers, without a model of rewards.
 
     With p the model's log-probability of an answer and r what the model said where it began:
@@ -45,8 +71,6 @@ class Preference(Conversations):
     template: str = ""  # a chat template's file, or chatml; none: the tokenizer's
     date: str = "2024-07-26"  # today, for templates that write a date
 
-    example_fields = ("chosen", "rejected", "prompt")
-    optional = ("prompt",)
     without_reference = 'method = "simpo"'
     undivided = ("context", "tensor")
 
@@ -63,19 +87,13 @@ class Preference(Conversations):
     def smooths_labels(self) -> bool:
         return self.method != "ipo"
 
-    def example(self, row: ConversationRecord) -> Example:
-        """Two conversations that begin alike."""
-        return row.pair()
-
     def documents(self, sides: list[list[Weighted]]) -> list[list[Weighted]]:
         """One item of two documents, so that a pair never leaves its row."""
         return [[texts[-1] for texts in sides]]
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         """Summed over pairs."""
-        from torch.nn.functional import logsigmoid
-
-        from ...core.training.loss import Loss, aux_loss, forward, tokens_in
+        from ...core.training.loss import forward
 
         output = forward(model, batch)
         sums, lengths = log_probabilities(model, output.hidden, batch)
@@ -92,17 +110,11 @@ class Preference(Conversations):
             logits = beta * margins - (self.margin if self.method == "simpo" else 0.0)
             if self.method == "orpo":
                 logits = margins - (log_of_rest(chosen) - log_of_rest(rejected))
-            losses = -(1 - smoothing) * logsigmoid(logits) - smoothing * logsigmoid(-logits)
+            losses = log_loss(logits, smoothing)
             if self.method == "orpo":
                 losses = beta * losses - chosen
-        metrics = {
-            **output.metrics,
-            "accuracy": (margins > 0).float().mean(),
-            "margin": margins.detach().mean(),
-            "chosen": chosen.detach().mean(),
-            "rejected": rejected.detach().mean(),
-        }
-        return Loss(losses.sum(), len(losses), aux_loss(output), tokens_in(batch), metrics)
+        means = {"chosen": chosen.detach().mean(), "rejected": rejected.detach().mean()}
+        return self.pair_loss(output, batch, margins, losses, **means)
 
     def with_reference(self, model: Any, encoded: Encoded, batch: int, context: int) -> Encoded:
         """The examples with the log-probability that a model gives each answer before training."""
@@ -122,6 +134,13 @@ class Preference(Conversations):
         return replace(encoded, reference=reference, judge=store.digest(model))
 
 
+def log_loss(margins: Tensor, smoothing: float) -> Tensor:
+    """-log sigmoid(margins), where the share ``smoothing`` of pairs is the wrong way around."""
+    from torch.nn.functional import logsigmoid
+
+    return -(1 - smoothing) * logsigmoid(margins) - smoothing * logsigmoid(-margins)
+
+
 def log_of_rest(logs: Tensor) -> Tensor:
     """log(1 - exp(x)) of log-probabilities below 0."""
     import torch
@@ -130,29 +149,19 @@ def log_of_rest(logs: Tensor) -> Tensor:
 
 
 def log_probabilities(model: Any, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The log-probability of each document's targets and their number, (2N,); no more logits than
-    ``ONE_SHOT`` are held at once."""
+    """The log-probability of each document's targets and their number, (2N,)."""
     import torch
-    from torch.utils.checkpoint import checkpoint
 
     from ...core.nn.flow import document_starts
-    from ...core.training.loss import ONE_SHOT
-
-    head = model.head
 
     def log_probability(states: Tensor, targets: Tensor) -> Tensor:
-        logits = head(states, model.embed).float()
+        logits = model.head(states, model.embed).float()
         logs: Tensor = logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(-1)
         return logs
 
     indices = batch.target_indices()
-    rows = max(1, ONE_SHOT // len(head.table(model.embed)))
-    pieces = zip(
-        torch.split(hidden.flatten(0, 1)[indices], rows),
-        torch.split(batch.targets.flatten()[indices], rows),
-        strict=True,
-    )
-    logs = torch.cat([checkpoint(log_probability, *piece, use_reentrant=False) for piece in pieces])
+    rows = (hidden.flatten(0, 1)[indices], batch.targets.flatten()[indices])
+    logs = torch.cat(in_pieces(model, log_probability, *rows))
     host: Batch = batch.host or batch
     assert batch.pos is not None and host.pos is not None
     document = document_starts(batch.pos).flatten().cumsum(0)[indices] - 1

@@ -11,10 +11,8 @@ import numpy as np
 
 from ...core.config import Model
 from ...core.config.serial import frozen
-from ..conversations import ConversationRecord
-from ..example_table import Example
 from .documents import with_pool
-from .sft import Conversations
+from .preference import Pairs, log_loss
 
 if TYPE_CHECKING:
     from ..answer_weights import Weighted
@@ -22,23 +20,16 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Reward(Conversations):
+class Reward(Pairs):
     """A score of a conversation's last answer: -log sigmoid(chosen's - rejected's) (Bradley & Terry
     1952; Ouyang et al. 2022)."""
 
     template: str = ""  # a chat template's file, or chatml; none: the tokenizer's
     date: str = "2024-07-26"  # today, for templates that write a date
 
-    example_fields = ("chosen", "rejected", "prompt")
-    optional = ("prompt",)
-
     def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
         """A pool that ends in a number."""
         return with_pool(self, model, labels=1)
-
-    def example(self, row: ConversationRecord) -> Example:
-        """Two conversations that begin alike."""
-        return row.pair()
 
     def documents(self, sides: list[list[Weighted]]) -> list[list[Weighted]]:
         """One item of two documents, each read to its last token."""
@@ -49,18 +40,10 @@ class Reward(Conversations):
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         """Summed over pairs, of ``Output.pooled`` (2N, 1)."""
-        from torch.nn.functional import logsigmoid
-
-        from ...core.training.loss import Loss, aux_loss, forward, tokens_in
+        from ...core.training.loss import forward
 
         output = forward(model, batch)
         assert output.pooled is not None
         scores = output.pooled.float()[:, 0]
         margins = scores[0::2] - scores[1::2]
-        losses = -(1 - smoothing) * logsigmoid(margins) - smoothing * logsigmoid(-margins)
-        metrics = {
-            **output.metrics,
-            "accuracy": (margins > 0).float().mean(),
-            "margin": margins.detach().mean(),
-        }
-        return Loss(losses.sum(), len(losses), aux_loss(output), tokens_in(batch), metrics)
+        return self.pair_loss(output, batch, margins, log_loss(margins, smoothing))

@@ -258,6 +258,17 @@ def test_vectors_of_a_text_are_pooled_as_before(tmp_path, mode):
     assert tiny.equal_tensors(back.state_dict(), model.state_dict())
 
 
+def test_what_llama_cpp_wants_beside_a_model_stands_in_its_file(tmp_path):
+    """The kinds of segments, and biases of distances in F32."""
+    gguf_file.save(model_of(CASES["Bert"]["config"]), tmp_path / "bert.gguf", "F32", None)
+    segments = GGUFReader(tmp_path / "bert.gguf").fields["tokenizer.ggml.token_type_count"]
+    assert segments.contents() == 2
+    gguf_file.save(model_of(CASES["T5"]["config"]), tmp_path / "t5.gguf", "F16", None)
+    kinds = {item.name: item.tensor_type.name for item in GGUFReader(tmp_path / "t5.gguf").tensors}
+    assert kinds["enc.blk.0.attn_q.weight"] == "F16"
+    assert kinds["enc.blk.0.attn_rel_b.weight"] == kinds["dec.blk.0.attn_rel_b.weight"] == "F32"
+
+
 def test_t5_reads_a_text_as_the_folder_does(tmp_path, shared_data):
     """A translator in one file: the rows behind the vocabulary, the end of a source, the first token of a
     target. A table that nothing ever read, as the first files of T5 hold it, is left."""

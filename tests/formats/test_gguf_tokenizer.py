@@ -250,6 +250,8 @@ def test_an_encoders_byte_level_vocabulary_goes_out_and_back(tmp_path):
     reference = tokenizer_of(spec)
     fields = fields_of(reference, reference.size)
     assert fields["tokenizer.ggml.pre"] == "modern-bert"
+    ids = [fields[f"tokenizer.ggml.{name}_token_id"] for name in ("cls", "seperator", "mask")]
+    assert ids == [reference.cls, reference.sep, reference.mask]
     actual = open_tokenizer(written(tmp_path / "a.gguf", fields))
     for sample in [*NASTY, *SPECIAL, *STORY[:1]]:
         assert actual.encode(sample) == reference.encode(sample), repr(sample)

@@ -44,7 +44,12 @@ EXTRA = {  # words that the converter wants and that transformers no longer writ
     # it knows these by T5's name alone
     "MT5Encoder": {"architectures": ["T5EncoderModel"]},
     "UMT5Encoder": {"architectures": ["T5EncoderModel"]},
+    "DeepseekV2": {"scoring_func": "softmax"},
+    "DeepseekV3": {"scoring_func": "sigmoid"},
+    "NemotronH": {"n_shared_experts": 1},
 }
+WITHOUT_LATER = {"Qwen3Next", "Qwen3_5"}  # blocks that predict later tokens, which it expects
+LETTERS = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
 TABLES = {
     name: json.loads((FACTS.parents[1] / "families" / f"{name}.json").read_text("utf-8"))
     for name in ("decoders", "more_decoders", "encoders")
@@ -62,6 +67,12 @@ FITTING = {  # changes where the first case is one that llama.cpp has no words f
     "Bert": {"add_pooling_layer": False},
     "NomicBert": {"pad_token_id": 0, "head_dim": 8},
     "ModernBert": {"pad_token_id": 0, "local_attention": 8},
+    "ModernBert five blocks, silu": {
+        "pad_token_id": 0,
+        "num_hidden_layers": 5,
+        "hidden_activation": "silu",
+        "local_attention": 4,
+    },
     "XLMRoberta": {"pad_token_id": 1, "add_pooling_layer": False},
     "T5": {
         "tie_word_embeddings": False,
@@ -70,6 +81,79 @@ FITTING = {  # changes where the first case is one that llama.cpp has no words f
     },
     "MT5": {"tie_word_embeddings": False},
     "UMT5": {"tie_word_embeddings": False, "scale_decoder_outputs": False},
+    "DeepseekV2 greedy, yarn": {
+        "topk_method": "greedy",
+        "v_head_dim": 5,
+        "n_shared_experts": 1,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+    },
+    "Qwen3Next": {"linear_value_head_dim": 16},
+    "Qwen3Next listed": {
+        "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "Qwen3_5": {
+        "linear_value_head_dim": 16,
+        "head_dim": 64,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1000.0,
+            "partial_rotary_factor": 1.0,
+        },
+    },
+    "Qwen3_5 as many key heads": {
+        "linear_num_key_heads": 4,
+        "linear_value_head_dim": 16,
+        "tie_word_embeddings": True,
+    },
+    "GraniteMoeHybrid dense attention alone": {
+        "num_local_experts": 0,
+        "layer_types": ["full_attention"] * 3,
+    },
+    "GraniteMoeHybrid dense": {
+        "num_local_experts": 0,
+        "position_embedding_type": None,
+        "tie_word_embeddings": True,
+    },
+    "NemotronH": {"layers_block_type": ["linear_attention", "moe", "full_attention"]},
+    "NemotronH groups": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": False,
+    },
+    "NemotronH dense": {
+        "layers_block_type": [
+            "full_attention",
+            "mlp",
+            "linear_attention",
+            "linear_attention",
+            "mlp",
+        ],
+        "mlp_bias": True,
+    },
+    "Llama4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    "Llama4 scaled, dense between": {
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "moe_layers": [1, 3],
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1000.0,
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 40,
+        },
+    },
 }
 ENCODERS = (
     "Bert",
@@ -92,11 +176,19 @@ MORE = {  # further cases, by their names in the families' tables
     "Glm4Moe": ["normed queries, biases"],
     "ModernBert": ["five blocks, silu"],
     "T5": ["tied", "shallower decoder, odd heads"],
+    "DeepseekV2": ["greedy, yarn"],
+    "DeepseekV3": ["one group, two shared"],
+    "Qwen3Next": ["listed"],
+    "Qwen3_5": ["as many key heads"],
+    "GraniteMoeHybrid": ["dense", "attention alone", "dense attention alone"],
+    "NemotronH": ["dense", "groups"],
+    "Llama4": ["scaled, dense between"],
 }
 FAMILIES = (
     "Llama Mistral Mixtral Qwen2 Qwen2Moe Qwen3 Qwen3Moe Gemma Gemma2 Gemma3 Phi Phi3 Phimoe GPT2 GPTBigCode "
     "Starcoder2 StableLm Olmo2 Olmo3 Olmoe Granite SmolLM3 Exaone4 Cohere2 GptOss GPTNeoX Falcon Bloom Mpt "
-    "Glm4Moe MiniMaxM2 Lfm2 Mamba2 Bert XLMRoberta NomicBert ModernBert T5 T5Encoder MT5 MT5Encoder UMT5 UMT5Encoder"
+    "Glm4Moe MiniMaxM2 Lfm2 Mamba2 Bert XLMRoberta NomicBert ModernBert T5 T5Encoder MT5 MT5Encoder UMT5 UMT5Encoder "
+    "DeepseekV2 DeepseekV3 Qwen3Next Qwen3_5 GraniteMoeHybrid NemotronH Llama4"
 )
 
 
@@ -104,11 +196,10 @@ def cases():
     """The config of each case, as we publish it, by its name."""
     transformers = import_module("transformers")
     older, newer, encoders = TABLES.values()
-    five = {"num_hidden_layers": 5, "hidden_activation": "silu", "local_attention": 4}
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     for family in FAMILIES.split():
         known = older["settings"].get(family) or newer.get(family, {}).get("cases", {})
-        known = known or encoders["t5"] | {"five blocks, silu": FITTING["ModernBert"] | five}
+        known = known or encoders["t5"]
         sizes = older["gpt2 sizes" if family == "GPT2" else "sizes"]
         sizes = newer[family]["sizes"] if family in newer else sizes
         shape = family.removesuffix("Encoder")
@@ -116,7 +207,9 @@ def cases():
         first = FITTING[shape] if shape in FITTING else next(iter(known.values()))
         borrowed = newer["GPTBigCode"]["cases"] if family == "Falcon" else {}
         for name in ("", *MORE.get(family, ())):
-            changes = (known | borrowed)[name] if name else first
+            changes = first
+            if name:
+                changes = FITTING.get(f"{family} {name}") or (known | borrowed)[name]
             settings = getattr(transformers, f"{shape}{'Text' * (family in OF_TEXT)}Config")
             settings = settings(**special | sizes | changes)
             raw = json.loads(settings.to_json_string(use_diff=False))
@@ -164,13 +257,35 @@ def facts_of(path):
     return {"fields": dict(sorted(fields.items())), "tensors": tensors}
 
 
+def older(family, hparams):
+    """The words that the converter knows, where transformers has others."""
+    hparams = hparams | EXTRA.get(family, {})
+    if family == "GraniteMoeHybrid":
+        attends = [kind == "full_attention" for kind in hparams["layer_types"]]
+        hparams["layer_types"] = ["attention" if attend else "mamba" for attend in attends]
+        if not hparams["num_local_experts"]:
+            hparams["num_experts_per_tok"] = 0
+            hparams["intermediate_size"] = hparams["shared_intermediate_size"]
+    if family == "NemotronH":
+        kinds = hparams["layers_block_type"]
+        hparams["hybrid_override_pattern"] = "".join(LETTERS[kind] for kind in kinds)
+        hparams["rms_norm_eps"] = hparams["layer_norm_epsilon"]
+        if "moe" not in kinds:
+            for word in ("num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"):
+                del hparams[word]
+    if family == "Llama4":
+        hparams["interleave_moe_layer_step"] = hparams["moe_layers"][0] + 1
+    return hparams
+
+
 def converted(folder, llama_cpp, family):
     """The file that the converter makes of a folder, without a vocabulary."""
     sys.path[:0] = [str(llama_cpp / "gguf-py"), str(llama_cpp)]
     conversion, base = import_module("conversion"), import_module("conversion.base")
     ModelBase, TextModel, theirs = base.ModelBase, base.TextModel, base.gguf
-    hparams = ModelBase.load_hparams(folder, False) | EXTRA.get(family, {})
+    hparams = older(family, ModelBase.load_hparams(folder, False))
     kind = conversion.get_model_class(hparams["architectures"][0])
+    kind.no_mtp = family in WITHOUT_LATER
 
     def set_vocab(self):
         self.gguf_writer.add_tokenizer_model("none")

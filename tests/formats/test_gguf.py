@@ -167,6 +167,37 @@ def test_codes_go_out_and_come_back(tmp_path, bits):
     assert not quantized(plain)
 
 
+@pytest.mark.parametrize("bits", [None, 8])
+def test_keys_of_latent_attention_are_rounded_as_they_lie(tmp_path, bits):
+    """A file cuts their matrix in two for each head, one part transposed, so that codes of its rows
+    are none of the file's."""
+    words = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    words |= {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 300}
+    words |= {"num_attention_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 64, "v_head_dim": 32}
+    words |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "first_k_dense_replace": 1}
+    words |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    words |= {"n_group": 1, "topk_group": 1, "initializer_range": 0.15}
+    model = build_model(recipes.read_config(words)[1], seed=1).eval()
+    if bits:
+        quantize_weights(model, QuantizedLayout(bits))
+    gguf.save(model, tmp_path / "a.gguf", "Q8_0" if bits is None else "F16", None)
+    places = read_gguf(tmp_path / "a.gguf")[1]
+    kind = "F16" if bits else "Q8_0"
+    assert [places[f"blk.1.attn_{part}_b.weight"][:2] for part in "kv"] == [
+        (kind, (4, 64, 32)),
+        (kind, (4, 32, 64)),
+    ]
+    back, _ = glassformer.load(tmp_path / "a.gguf")
+    name = "decoder.blocks.1.attn.kv_up.weight"
+    expected = quantized(model)[name].decoded() if bits else model.get_parameter(name)
+    step = 2**-11 if bits else float(expected.detach().abs().max()) / 127
+    torch.testing.assert_close(back.get_parameter(name), expected, rtol=0.0, atol=step * 0.51)
+    if bits:
+        codes = codes_of(model)
+        assert tiny.equal_tensors({path: codes[path] for path in codes_of(back)}, codes_of(back))
+        assert len(codes) == len(codes_of(back)) + 2
+
+
 def test_larger_groups_go_out_as_their_codes_too(tmp_path):
     """A scale is repeated for each block of 32, so nothing is rounded again."""
     model = few(4, group=64)

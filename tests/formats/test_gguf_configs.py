@@ -1,5 +1,5 @@
 """What GGUF files say of a model, in and out: also against the files that llama.cpp's own converter
-writes (gguf_facts.py), their fields, names, shapes and numbers."""
+writes (gguf_facts.py), their fields, names, shapes and numbers, and rows (file_rule)."""
 
 from __future__ import annotations
 
@@ -137,6 +137,30 @@ def test_models_that_the_format_does_not_hold_are_refused(name):
             {f"{side}.pattern.feedforward.act": "silu" for side in ("encoder", "decoder")},
             "feedforward.act = silu",
         ),
+        ("deepseek_v3/671b", {"decoder.position.interleaved": False}, "interleaved = False"),
+        ("deepseek_v3/671b", {"decoder.pattern.attention.bias": True}, "attention.bias = True"),
+        (
+            "qwen3_next/80b-a3b",
+            {f"decoder.pattern.{i}.attention.value_dim": 64 for i in range(3)},
+            "value_dim = 64",
+        ),
+        ("qwen3_5/0.8b", {"decoder.pattern.3.attention.bias": True}, "attention.bias = True"),
+        ("granitemoehybrid/4.0-h-tiny", {"decoder.position": {"type": "Rotary"}}, "position"),
+        (
+            "granitemoehybrid/4.0-h-tiny",
+            {f"decoder.pattern.{i}.attention.conv_bias": False for i in (*range(5), *range(6, 10))},
+            "conv_bias = False",
+        ),
+        (
+            "granitemoehybrid/4.0-h-tiny",
+            {f"decoder.pattern.{i}.attention.head_dim": 96 for i in (*range(5), *range(6, 10))},
+            "head_dim = 96",
+        ),
+        (
+            "llama4/scout-17b-16e",
+            {f"decoder.pattern.{i}.attention.mask.size": 64 for i in range(3)},
+            "mask.size = 64",
+        ),
     ],
 )
 def test_settings_that_llama_cpp_has_no_words_for_are_refused(name, changes, sentence):
@@ -163,13 +187,33 @@ def test_settings_of_modernbert_that_llama_cpp_computes_otherwise_are_refused(wo
 
 # ------------------------------------------------------------------- against the converter's files
 
+STATES = {
+    "conv_kernel": 4,
+    "group_count": 1,
+    "inner_size": 64,
+    "state_size": 256,
+    "time_step_rank": 1,
+}
 # fields of the converter's that have nothing to do with the model
 THEIRS = {
     "Falcon": {"falcon.context_length": 2048},
     "Phimoe": {"phimoe.rope.scaling.original_context_length": 64},
     "ModernBert": {"modern-bert.classifier.pooling_type": 2},
+    # of layers that these have none of
+    "GraniteMoeHybrid attention alone": {
+        f"granitemoe.ssm.{name}": size for name, size in STATES.items()
+    },
+    "GraniteMoeHybrid dense attention alone": {
+        **{f"granite.ssm.{name}": size for name, size in STATES.items()},
+        "granite.attention.head_count_kv": [2, 2, 2],
+        "granite.expert_count": 0,
+        "granite.expert_used_count": 0,
+        "granite.expert_shared_feed_forward_length": 28,
+        "granite.rope.scaling.finetuned": True,
+    },
 }
-UNEQUAL = ("Gemma", "Mamba2")  # whose files hold 1 + x or -exp(x): x comes back rounded
+# whose files hold 1 + x or -exp(x): x comes back rounded
+UNEQUAL = ("Gemma", "Mamba2", "Qwen3Next", "Qwen3_5", "GraniteMoeHybrid", "NemotronH")
 
 
 # none is padding, which transformers gives no position in an XLM-RoBERTa
@@ -188,7 +232,7 @@ def test_a_file_is_the_converters(tmp_path, name):
     facts, family = CASES[name], name.partition(" ")[0]
     model = model_of(facts["config"])
     gguf_file.save(model, tmp_path / "model.gguf", "F32", None)
-    ours, theirs = facts_of(tmp_path / "model.gguf"), THEIRS.get(family, {})
+    ours, theirs = facts_of(tmp_path / "model.gguf"), THEIRS.get(name, THEIRS.get(family, {}))
     assert ours["tensors"] == facts["tensors"]
     assert {**ours["fields"], **theirs} == facts["fields"]
     back, tokenizer = glassformer.load(tmp_path / "model.gguf")
@@ -212,6 +256,17 @@ def test_vectors_of_a_text_are_pooled_as_before(tmp_path, mode):
     back, _ = glassformer.load(tmp_path / "model.gguf")
     assert back.config.pool == model.config.pool
     assert tiny.equal_tensors(back.state_dict(), model.state_dict())
+
+
+def test_what_llama_cpp_wants_beside_a_model_stands_in_its_file(tmp_path):
+    """The kinds of segments, and biases of distances in F32."""
+    gguf_file.save(model_of(CASES["Bert"]["config"]), tmp_path / "bert.gguf", "F32", None)
+    segments = GGUFReader(tmp_path / "bert.gguf").fields["tokenizer.ggml.token_type_count"]
+    assert segments.contents() == 2
+    gguf_file.save(model_of(CASES["T5"]["config"]), tmp_path / "t5.gguf", "F16", None)
+    kinds = {item.name: item.tensor_type.name for item in GGUFReader(tmp_path / "t5.gguf").tensors}
+    assert kinds["enc.blk.0.attn_q.weight"] == "F16"
+    assert kinds["enc.blk.0.attn_rel_b.weight"] == kinds["dec.blk.0.attn_rel_b.weight"] == "F32"
 
 
 def test_t5_reads_a_text_as_the_folder_does(tmp_path, shared_data):

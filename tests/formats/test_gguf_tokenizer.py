@@ -39,12 +39,17 @@ RULES = {  # as llama.cpp lists them: each cuts what the one before has left
     "starcoder": [r"\p{N}", GPT2],
     "command-r": [r"\p{N}", GPT2],
     "llama-bpe": [CL100K.replace("DIGITS", "{1,3}")],
+    "pixtral": [CL100K.replace("DIGITS", "{1,3}")],
     "qwen2": [CL100K.replace("DIGITS", "")],
+    "qwen35": [
+        r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
     "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", GPT2, BYTES, r"\p{N}+", "[0-9][0-9][0-9]"],
     "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"],
     "bloom": [r" ?[^(\s|.,!?…。，、।۔،)]+"],
 }
-COMPOSING = {"mpt", "qwen2", "command-r"}  # NFC first, which llama.cpp leaves out
+COMPOSING = {"mpt", "qwen2", "qwen35", "command-r"}  # NFC first, which llama.cpp leaves out
 
 
 def written(path, fields, tail=0):
@@ -245,6 +250,8 @@ def test_an_encoders_byte_level_vocabulary_goes_out_and_back(tmp_path):
     reference = tokenizer_of(spec)
     fields = fields_of(reference, reference.size)
     assert fields["tokenizer.ggml.pre"] == "modern-bert"
+    ids = [fields[f"tokenizer.ggml.{name}_token_id"] for name in ("cls", "seperator", "mask")]
+    assert ids == [reference.cls, reference.sep, reference.mask]
     actual = open_tokenizer(written(tmp_path / "a.gguf", fields))
     for sample in [*NASTY, *SPECIAL, *STORY[:1]]:
         assert actual.encode(sample) == reference.encode(sample), repr(sample)

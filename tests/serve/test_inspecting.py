@@ -21,7 +21,7 @@ from glassformer.cli import main
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.nn import build_model
 from glassformer.formats import store
-from glassformer.serve import app, served_models
+from glassformer.serve import app, loading, served_models
 from glassformer.serve.engine import Engine, Request
 from glassformer.sight import edits
 
@@ -294,7 +294,7 @@ def test_labels_of_pairs_and_decoders_are_looked_into(name, tmp_path):
     names = ["*.pattern", "*.0.resid", "pool.write"]
     model, tokenizer = opened(tmp_path)
     limits = served_models.EngineLimits()
-    models = served_models.open_models([str(tmp_path)], limits, dtype="float32")
+    models = loading.open_models([str(tmp_path)], limits, dtype="float32")
     try:
         with TestClient(app.application(models, "0", hosts=None)[0]) as client:
             answer = client.post(INSPECT, json={"prompt": "the cat sat", "inspect": names})

@@ -163,7 +163,9 @@ def test_calls_are_those_of_a_chat_and_their_outputs_go_back(model, client, live
         {"role": "tool", "tool_call_id": item.call_id, "content": "12:00"},
     ]
     same = client.chat.completions.create(model=model, messages=back, max_tokens=9, seed=4)
-    assert after.output_text == same.choices[0].message.content != ""
+    # the id of the call is drawn, so what an untrained model says to it may be nothing
+    assert after.output_text == same.choices[0].message.content
+    assert after.usage.output_tokens == same.usage.completion_tokens > 0
     assert after.usage.input_tokens == same.usage.prompt_tokens
 
 

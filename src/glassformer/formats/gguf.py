@@ -8,7 +8,7 @@ import errno
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -145,7 +145,7 @@ def _checked(
     cfg, entry = _config(file)
     table = recipe.table(cfg, entry)
     shapes = weights.shapes(cfg)
-    for name in [name for name in file.entries if recipe.is_later(name, cfg)]:
+    for name in [name for name in file.entries if recipe.is_later(name, file.fields)]:
         del file.entries[name]
     return cfg, entry["recipe"], weights.check(table, shapes, file), shapes
 
@@ -163,7 +163,9 @@ def load(path: Path, dtype: torch.dtype | None, device: weights.Device = None) -
     allocate(model, torch.device(device or torch.get_default_device()))
     for link in links:
         kind = file.places[link.file_names[0]].kind
-        if kind in CODED and coded.issuperset(link.param_names):
+        # codes of a matrix that lies transposed are no rows
+        fits = len(link.file_names) == 1 and coded.issuperset(link.param_names)
+        if kind in CODED and fits:
             _fill_codes(model, link, file, shapes)
         else:
             weights.fill([link], file, dict(model.named_parameters()), shapes)
@@ -238,20 +240,24 @@ def save(
     described, factors, entry = recipe.write_fields(cfg, model.family)
     links = weights.links(recipe.table(cfg, entry), weights.shapes(cfg))
     tensors = [
-        (link, *_kind_and_shape(link, [params[name] for name in link.param_names], kind))
+        (link, index, *form)
         for link in links
+        for index, form in enumerate(
+            _kinds_and_shapes(link, [params[name] for name in link.param_names], kind)
+        )
     ]
-    recipe.check(cfg, described, {link.file_names[0]: shape for link, _, shape in tensors}, factors)
+    shapes = {link.file_names[index]: shape for link, index, _, shape in tensors}
+    recipe.check(cfg, described, shapes, factors)
     architecture = described.pop("general.architecture")
 
     def put(beside: Path) -> None:
         writer = GGUFWriter(beside, architecture)
-        for link, stored, shape in tensors:
+        for link, index, stored, shape in tensors:
             size = math.prod(shape)
             numbers[stored] += size
             block, width = GGML_QUANT_SIZES[GGMLQuantizationType[stored]]
             writer.add_tensor_info(
-                link.file_names[0],
+                link.file_names[index],
                 shape,
                 np.dtype(np.float32),
                 size // block * width,
@@ -279,9 +285,9 @@ def save(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         try:
-            for link, stored, _ in tensors:
+            for link, index, stored, _ in tensors:
                 writer.write_tensor_data(
-                    _data(link, [params[name] for name in link.param_names], stored)
+                    _data(link, [params[name] for name in link.param_names], index, stored)
                 )
             for divisors in factors.values():
                 writer.write_tensor_data(np.asarray(divisors, "<f4"))
@@ -294,21 +300,24 @@ def save(
 
     numbers = Counter[str]()
     write(path, put)
-    return Counter(stored for _, stored, _ in tensors) + Counter(F32=len(factors))
+    return Counter(stored for _, _, stored, _ in tensors) + Counter(F32=len(factors))
 
 
-def _kind_and_shape(
+def _kinds_and_shapes(
     link: weights.Link, params: Sequence[Tensor], kind: str
-) -> tuple[str, tuple[int, ...]]:
-    """The kind of numbers and the shape that one of their tensors is written in."""
-    sketch = link.save([torch.empty(param.shape, device="meta") for param in params])[0]
-    shape, name = tuple(sketch.shape), link.file_names[0]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The kind of numbers and the shape that each of their tensors is written in."""
+    sketches = link.save([torch.empty(param.shape, device="meta") for param in params])
     bits = {_bits(param) for param in params}
-    if len(bits) == 1 and None not in bits and shape[-1] % 32 == 0:
-        return ("Q8_0" if bits == {8} else "Q4_0"), shape
-    if len(shape) == 1 or re.search(WHOLE, name):
-        return "F32", shape
-    return ("F16" if kind in CODED and shape[-1] % 32 else kind), shape
+    coded = len(sketches) == len(bits) == 1 and None not in bits
+    for name, sketch in zip(link.file_names, sketches, strict=True):
+        shape = tuple(sketch.shape)
+        if coded and shape[-1] % 32 == 0:
+            yield ("Q8_0" if bits == {8} else "Q4_0"), shape
+        elif len(shape) == 1 or re.search(WHOLE, name):
+            yield "F32", shape
+        else:
+            yield ("F16" if kind in CODED and shape[-1] % 32 else kind), shape
 
 
 def _bits(param: Tensor) -> int | None:
@@ -316,13 +325,18 @@ def _bits(param: Tensor) -> int | None:
     return param.quantized_data.bits if isinstance(param, quantized.QuantizedWeight) else None
 
 
-def _data(link: weights.Link, params: Sequence[Tensor], kind: str) -> Bytes:
+def _data(link: weights.Link, params: Sequence[Tensor], index: int, kind: str) -> Bytes:
     """One of their tensors as it stands in the file."""
     if kind in PLAIN:
-        tensor = link.save([param.detach() for param in params])[0].to(PLAIN[kind]).contiguous()
+        tensor = link.save([param.detach() for param in params])[index]
+        tensor = tensor.to(PLAIN[kind]).contiguous()
         need(is_finite(tensor), f"A weight is too large for {kind}; write BF16 or F32.")
         return tensor.view(-1).view(torch.uint8).numpy()
     round_weight = nearest if kind == "Q8_0" else searched
+    if len(link.file_names) > 1:
+        tensor = link.save([param.detach() for param in params])[index].contiguous()
+        codes, scales = (side.numpy() for side in round_weight(tensor, CODED[kind], 32))
+        return join(kind, codes.reshape(-1, 32), scales.reshape(-1, 1))
     pairs = [
         (param.quantized_data.unpacked(), param.quantized_data.fine_scales())
         if isinstance(param, quantized.QuantizedWeight) and _bits(param) == CODED[kind]

@@ -62,6 +62,10 @@ WORDS_OF_TEKKEN = (
     rf"{BEFORE}{UPPER}*{LOWER}+|{BEFORE}{UPPER}+{LOWER}*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+WORDS_OF_QWEN_3_5 = (  # marks belong to their letters
+    rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 WORDS_OF_BLOOM = cut(r" ?[^(\s|.,!?…。，、।۔،)]+")
 SPLITS: dict[str, list[Spec]] = {
     name: steps
@@ -69,11 +73,12 @@ SPLITS: dict[str, list[Spec]] = {
         ("gpt-2 phi-2 roberta-bpe modern-bert mpt olmo exaone4 granite-docling", [GPT2]),
         ("starcoder refact command-r smollm", [DIGITS, GPT2]),
         (
-            "llama-bpe llama3 llama-v3 dbrx smaug-bpe chatglm-bpe glm4 lfm2",
+            "llama-bpe llama3 llama-v3 dbrx smaug-bpe chatglm-bpe glm4 lfm2 pixtral",
             [cut(WORDS.format(digits="{1,3}")), BYTES],
         ),
         ("qwen2 deepseek-r1-qwen megrez stablelm2", [cut(WORDS.format(digits="")), BYTES]),
-        ("gpt-4o", [cut(CASED_WORDS), BYTES]),
+        ("qwen35", [cut(WORDS_OF_QWEN_3_5), BYTES]),
+        ("gpt-4o llama4", [cut(CASED_WORDS), BYTES]),
         ("tekken", [cut(WORDS_OF_TEKKEN), BYTES]),
         (
             "falcon",
@@ -104,9 +109,9 @@ SPLITS: dict[str, list[Spec]] = {
 """How a byte-level BPE splits a text, by the file's name for it: as the models' own tokenizer.json
 say it."""
 # a word that is an entry needs no merges
-WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken", "lfm2"}
-# Unicode NFC first
-COMPOSED = {"modern-bert", "mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "megrez"}
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken", "lfm2", "pixtral"}
+COMPOSED = {"modern-bert", "mpt", "olmo", "command-r", "qwen2", "qwen35", "deepseek-r1-qwen"}
+COMPOSED |= {"megrez"}  # Unicode NFC first
 
 
 # ------------------------------------------------------------------------------------ the

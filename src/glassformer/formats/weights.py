@@ -58,7 +58,7 @@ class Link:
 
     def load(self, file_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
         """Our tensors, of ``shapes``, made of theirs."""
-        tensors = [self._turn(tensor) for tensor in file_tensors]
+        tensors = [self._turn(x) for x in getattr(self.rule, "join", list)(file_tensors)]
         if self.stacks:
             return [torch.stack(tensors)]
         if len(shapes) == 1:
@@ -83,10 +83,10 @@ class Link:
             length = sum(len(param) for param in params)
             merged = merged.new_empty([length, *merged.shape[1:]])
         elif len(params) > 1:
-            groups = self.rule.groups
-            dealt = [param.reshape(groups, -1, *param.shape[1:]) for param in params]
+            dealt = [param.reshape(self.rule.groups, -1, *param.shape[1:]) for param in params]
             merged = torch.cat(dealt, 1).flatten(0, 1)
-        return [self._turn_back(merged)]
+        file_tensors: Sequence[Tensor] = getattr(self.rule, "deal", list)([self._turn_back(merged)])
+        return file_tensors
 
     def _turn(self, tensor: Tensor) -> Tensor:
         source, _, target = self.rule.axes.partition("->")
@@ -131,9 +131,9 @@ def links(table: Table, shapes: Mapping[str, Shape]) -> list[Link]:
             # a letter of the files alone counts along the parameter's first axis
             stacked = next(iter(_letters(rule.file_name) - numbers.keys()), "")
             count = range(shapes[name][0] if stacked else 1)
-            file_names = [rule.file_name.format_map({**numbers, stacked: n}) for n in count]
+            names = " ".join(rule.file_name.format_map({**numbers, stacked: n}) for n in count)
             param_names = [pattern.format_map(numbers) for pattern in rule.params]
-            all_links.append(Link(tuple(file_names), tuple(param_names), rule, bool(stacked)))
+            all_links.append(Link(tuple(names.split()), tuple(param_names), rule, bool(stacked)))
             linked.update(param_names)
     return all_links
 
@@ -178,7 +178,7 @@ def _rearrange(tensor: Tensor, source: str, target: str, heads: int) -> Tensor:
 @cache
 def _axes(side: str) -> list[tuple[str, ...]]:
     """``(h d) c`` -> [(h, d), (c,)]"""
-    return [tuple(re.findall(r"\w", group)) for group in re.findall(r"\([^)]*\)|\w", side)]
+    return [tuple(re.findall(r"\d+|\w", group)) for group in re.findall(r"\([^)]*\)|\w", side)]
 
 
 # -------------------------------------------------------------------------------------- loading

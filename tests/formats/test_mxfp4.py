@@ -82,3 +82,11 @@ def test_a_scale_that_is_no_number_is_refused(folder):
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with mistake("down_proj holds numbers that are NaN, infinite or too large"):
         store.load(folder)[0](tokens())
+
+
+def test_numbers_beside_the_blocks_are_refused(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.experts.down_proj"] = torch.zeros(4, 32, 64)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with mistake("layers.1.mlp.experts.down_proj lies there as MXFP4 and as numbers"):
+        store.load(folder)

@@ -293,6 +293,15 @@ def test_as_a_figure_and_a_file(tmp_path):
     assert str(result).splitlines()[0] == circuits.NOTE
 
 
+def test_a_model_that_answers_as_no_node_does_keeps_no_share():
+    model = model_of("llama")
+    result = circuit(model, None, **inputs_of(model), answer=1, draws=2)
+    run = replace(result.faithfulness, model=result.faithfulness.nothing)
+    printed = str(replace(result, faithfulness=run)).splitlines()
+    measured = next(line for line in printed if line.startswith("the model "))
+    assert measured.endswith(" -") and "nan" not in " ".join(printed)
+
+
 def french():
     """benchmarks/french.py as a module, and the English words of each French one."""
     spec = importlib.util.spec_from_file_location("french", ROOT / "benchmarks/french.py")

@@ -25,7 +25,7 @@ MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of three bits; the four
 
 def unpack(raw: dict[str, Any], headers: Headers) -> tuple[dict[str, Any], Headers]:
     """The config.json and tensors of a folder as they would be without MXFP4; the same where it has
-    none. Raises UserError where blocks and scales do not fit."""
+    none. Raises UserError where blocks and scales do not fit, or numbers lie beside them."""
     quantization = raw.get(KEY)
     if not isinstance(quantization, Mapping) or quantization.get("quant_method") != "mxfp4":
         return raw, headers
@@ -42,6 +42,10 @@ def unpack(raw: dict[str, Any], headers: Headers) -> tuple[dict[str, Any], Heade
         )
         experts, outputs, groups = scales.shape
         whole, load = name.removesuffix(BLOCKS), partial(decode, headers, name)
+        need(
+            whole not in headers.entries,
+            f"{blocks.path}: {whole} lies there as MXFP4 and as numbers; download the files again.",
+        )
         entries[whole] = TensorEntry(
             blocks.path, "BF16", (experts, 32 * groups, outputs), 0, 0, load
         )

@@ -17,7 +17,7 @@ from ..core.errors import UserError, need, note
 from ..core.memory import gibibytes
 from ..core.nn import build_model
 from ..core.training.batches import Batch, Batches
-from ..formats import resolve, tuning
+from ..formats import dictionaries, resolve, tuning
 from ..formats.checkpoint import Checkpoint
 from ..formats.data import Shards, shards_under, split_corpus, spread_corpus, tokenise
 from ..formats.data import find as find_corpus
@@ -57,9 +57,8 @@ def build(
     if name is None or (full_tune and not fresh):
         return build_model(plan.model, device=device if mesh.alone else "meta", seed=seed), []
     anew = TOKEN_WEIGHTS if settings.train.new_embeddings else ()
-    loaded = Checkpoint.open(name).model_as(
-        plan.model, seed=seed, dtype=torch.float32, device=device, anew=anew
-    )
+    opened = Checkpoint.open(name)
+    loaded = opened.model_as(plan.model, seed=seed, dtype=torch.float32, device=device, anew=anew)
     drawn = sorted({path.rpartition(".")[0] for path in loaded.new})
     why = (
         f"New embeddings: {', '.join(drawn)} are"
@@ -67,6 +66,8 @@ def build(
         else (f"{name} has no weights for {', '.join(drawn)}:")
     )
     notes = [f"{why} drawn anew."] if drawn else []
+    if opened.folder is not None and (opened.folder / dictionaries.PAGE).is_file():
+        notes.append(f"The dictionary of features in {name} stays behind.")
     if settings.train.objective.trains:
         need(mesh.alone, f"{type(settings.train.objective).__name__} trains on one process.")
         settings.train.objective.attach(loaded.model, first_of(batches), seed)

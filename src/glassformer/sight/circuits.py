@@ -184,7 +184,8 @@ class Circuit(Shown):
             answers[f"{name}, mean"] = float(np.mean(run.random))
             answers[f"{name}, best"] = max(run.random, key=run.share)
         answers |= {"no node": run.nothing, f"all but these {run.nodes} nodes": run.without}
-        rows = [(name, answer, f"{run.share(answer):z.0%}") for name, answer in answers.items()]
+        kept = "{:z.0%}" if run.model != run.nothing else "-"  # no way from one to the other
+        rows = [(name, answer, kept.format(run.share(answer))) for name, answer in answers.items()]
         heading = (f"what is left out is held at {run.held_at}", "answer", "kept")
         return TableFigure("", heading, rows, (0,), "+.4f")
 

@@ -115,6 +115,17 @@ def test_a_run_goes_on_bit_for_bit_and_opens_as_a_model(base):
     assert ((seen > 0).sum(-1) <= 8).all()
 
 
+def test_a_dictionary_that_stays_behind_is_named(base, capsys):
+    runs.run(settings(base, small(base, steps=1)), base / "features")
+    begins = {"from": str(base / "features")}
+    plain = {name: None for name in small(base) if "objective" in name}
+    runs.run(settings(base, {**small(base), **plain, **begins, "steps": 1}), base / "behind")
+    assert (
+        f"The dictionary of features in {base / 'features'} stays behind."
+        in capsys.readouterr().err
+    )
+
+
 def test_a_transcoder_stands_between_two_values(base):
     ffn = {f: f"decoder.blocks.1.ffn.{x}" for f, x in (("address", "in"), ("target", "write"))}
     for activation in ("topk", "jumprelu"):

@@ -375,3 +375,10 @@ def test_the_loss_of_answers_is_that_of_trl(tokenizer, tmp_path, trl):
 def test_a_margin_that_changes_nothing_is_refused():
     with mistake("margin is for simpo alone"):
         Preference("dpo", margin=0.5)
+
+
+@pytest.mark.parametrize("setting", [{"beta": 1e300}, {"beta": 1e-300}, {"margin": 1e300}])
+def test_what_fp32_cannot_hold_is_refused(setting):
+    (name,) = setting
+    with mistake(f"{name} is 1e.300; give a number from 1e-06 to 1e\\+06"):
+        Preference("simpo", **setting)

@@ -77,6 +77,8 @@ class Preference(Pairs):
     def __post_init__(self) -> None:
         only_simpo = 'margin is for simpo alone; leave it out, or set method = "simpo".'
         need(self.method == "simpo" or self.margin == 1.0, only_simpo)
+        for name, value in (("beta", self.beta or 1.0), ("margin", self.margin)):  # fp32 holds both
+            need(1e-6 <= value <= 1e6, f"{name} is {value:g}; give a number from 1e-06 to 1e+06.")
 
     @property
     def needs_reference(self) -> bool:

@@ -147,8 +147,10 @@ def test_calls_are_those_of_a_chat_and_their_outputs_go_back(model, client, live
     with client.responses.stream(**asked, extra_body={"seed": 4}) as stream:
         (streamed,) = stream.get_final_response().output
     assert (streamed.name, streamed.arguments) == (item.name, item.arguments)
-    output = {"type": "function_call_output", "call_id": item.call_id, "output": "12:00"}
-    again = [{"role": "user", "content": "hi"}, *response.output, output]
+    # ids are drawn, and a template may write them: with one that is fixed the answer is, too
+    call = item.model_copy(update={"call_id": "call_clock"})
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "12:00"}
+    again = [{"role": "user", "content": "hi"}, call, output]
     after = client.responses.create(
         **{**asked, "input": again, "tool_choice": "none"},
         extra_body={"seed": 4},
@@ -158,14 +160,12 @@ def test_calls_are_those_of_a_chat_and_their_outputs_go_back(model, client, live
         {"role": "user", "content": "hi"},
         {
             "role": "assistant",
-            "tool_calls": [{"id": item.call_id, "type": "function", "function": CALL}],
+            "tool_calls": [{"id": call.call_id, "type": "function", "function": CALL}],
         },
-        {"role": "tool", "tool_call_id": item.call_id, "content": "12:00"},
+        {"role": "tool", "tool_call_id": call.call_id, "content": "12:00"},
     ]
     same = client.chat.completions.create(model=model, messages=back, max_tokens=9, seed=4)
-    # the id of the call is drawn, so what an untrained model says to it may be nothing
-    assert after.output_text == same.choices[0].message.content
-    assert after.usage.output_tokens == same.usage.completion_tokens > 0
+    assert after.output_text == same.choices[0].message.content != ""
     assert after.usage.input_tokens == same.usage.prompt_tokens
 
 

@@ -85,6 +85,23 @@ def test_the_luck_of_a_seed(site, tab):
         )
 
 
+def test_a_step_waits_for_the_one_before(site, tab):
+    """Two clicks at once write one token: nobody knows the second before the model has read the
+    first."""
+    tab.goto(f"{site.url}#playground?m=llama&t=the+cat&T=0.9&tk=40&seed=11&n_new=6")
+    tab.wait_for_selector("aside .bars .num")
+    tab.locator("button", has_text="Step").evaluate(
+        "async one => { one.click(); await new Promise(setTimeout); one.click(); }"
+    )
+    tab.wait_for_selector("aside:not([aria-busy=true]) .bars")
+    tab.wait_for_timeout(150)
+    tab.locator("button", has_text="Step").click()
+    tab.wait_for_function(
+        "() => document.querySelectorAll('section[aria-label=output] .token').length === 2"
+    )
+    assert tab.locator('input[aria-label^="name of branch"]').count() == 1
+
+
 def test_steps_on_the_page_write_what_the_server_writes(site, tab):
     tab.goto(f"{site.url}#playground?m=llama&t=the+cat&T=0.9&tk=40&seed=11&n_new=6")
     tab.wait_for_selector("aside .bars .num")

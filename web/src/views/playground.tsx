@@ -3,7 +3,7 @@ import { batch, computed, effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { number, percent, size, visible } from "../core/format";
 import { luck } from "../core/luck";
-import { answerCell, card, headOf, logits, request, run, sibling, submit, tokens, useLoaded, values, vocabulary } from "../core/run";
+import { answerCell, busy, card, headOf, logits, request, run, sibling, submit, tokens, useLoaded, values, vocabulary } from "../core/run";
 import { sample, type Chosen } from "../core/sampler";
 import { bytes } from "../core/safetensors";
 import * as state from "../core/state";
@@ -146,6 +146,7 @@ const searching = signal(false);
 
 /** The token that the needle points at, and a run that has read it. */
 async function put(token: number, words: readonly Uint8Array[] | null, chosen: Chosen) {
+  if (busy.value) return; // the needle still points at a token of the text before the last step
   let own = branch.value ?? begin();
   const spent = performance.now(), read = run.value!.tokens.length - own.start.length;
   if (read < own.tokens.length) own = begin(own.tokens.slice(0, read), own); // an earlier place was looked at: the rest stays as it is
@@ -353,7 +354,7 @@ function Output({ chosen, words, place }: { chosen: Chosen | null; words: readon
     <section class="card" aria-label="output">
       <div class="row">
         <button class="primary" disabled={searching.value || !transport.reads} onClick={() => void generate()}>{generating.value ? "Stop ." : "Generate ▸"}</button>
-        <button disabled={!chosen || !end || generating.value || !transport.reads} title={end ? "write the token that the needle points at" : "choose the last token first"} onClick={() => void put(chosen!.token, words, chosen!)}>Step</button>
+        <button disabled={!chosen || !end || generating.value || !transport.reads} aria-disabled={busy.value} title={end ? "write the token that the needle points at" : "choose the last token first"} onClick={() => void put(chosen!.token, words, chosen!)}>Step</button>
         <button disabled={!own?.tokens.length || generating.value} onClick={() => {
           change({ tokens: own!.tokens.slice(0, -1), finish: "" });
           picked.value = null;

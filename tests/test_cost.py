@@ -109,11 +109,11 @@ def test_a_run_file_costs_what_a_training_of_it_says(tmp_path, terminal):
     path.write_text(
         '[model]\nrecipe = "glass/200k"\n\n[data]\ntrain = "python-docs"\ntokenizer = "byte"\n'
     )
-    pieces, whole = (
+    pieces, single = (
         terminal.json(f"cost {path} {options}")
         for options in ("--train.batch 8 --train.accumulate 2", "--train.batch 4")
     )
-    assert pieces == whole
+    assert pieces == single
     assert pieces["batch"] == 4
 
 

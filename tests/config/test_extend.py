@@ -88,8 +88,12 @@ def own_types(forgotten):
 
 def strange(own_types) -> config.Decoder:
     rule = own_types["Parity"](2) | config.Window(3)
-    parts = (config.Attention(4, 2, mask=rule), own_types["Bilinear"](24), own_types["ScaleNorm"]())
-    block = own_types["DeepNorm"](*parts)
+    sublayers = (
+        config.Attention(4, 2, mask=rule),
+        own_types["Bilinear"](24),
+        own_types["ScaleNorm"](),
+    )
+    block = own_types["DeepNorm"](*sublayers)
     return decoder(block, position=own_types["Decay"](), last_norm=own_types["ScaleNorm"]())
 
 
@@ -433,8 +437,8 @@ def test_a_rule_a_stretch_and_a_pool_of_its_own(own_types):
     )
     logits = [build_model(cfg, seed=1).eval()(tokens()).logits for cfg in (slow, half)]
     assert torch.equal(*logits)
-    embed, ends = config.Embed(VOCAB), own_types["Ends"](3)
-    encoder = config.Encoder(DIM, CONTEXT, embed, slow.decoder, None, WIDE, ends)
+    embed, pool = config.Embed(VOCAB), own_types["Ends"](3)
+    encoder = config.Encoder(DIM, CONTEXT, embed, slow.decoder, None, WIDE, pool)
     assert build_model(encoder, seed=1)(tokens()).pooled.shape == (3, 3)
 
 

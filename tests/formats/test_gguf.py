@@ -183,7 +183,7 @@ def test_keys_of_latent_attention_are_rounded_as_they_lie(tmp_path, bits):
     gguf.save(model, tmp_path / "a.gguf", "Q8_0" if bits is None else "F16", None)
     places = read_gguf(tmp_path / "a.gguf")[1]
     kind = "F16" if bits else "Q8_0"
-    assert [places[f"blk.1.attn_{part}_b.weight"][:2] for part in "kv"] == [
+    assert [places[f"blk.1.attn_{projection}_b.weight"][:2] for projection in "kv"] == [
         (kind, (4, 64, 32)),
         (kind, (4, 32, 64)),
     ]

@@ -232,9 +232,9 @@ def test_a_file_is_the_converters(tmp_path, name):
     facts, family = CASES[name], name.partition(" ")[0]
     model = model_of(facts["config"])
     gguf_file.save(model, tmp_path / "model.gguf", "F32", None)
-    ours, theirs = facts_of(tmp_path / "model.gguf"), THEIRS.get(name, THEIRS.get(family, {}))
-    assert ours["tensors"] == facts["tensors"]
-    assert {**ours["fields"], **theirs} == facts["fields"]
+    actual, overrides = facts_of(tmp_path / "model.gguf"), THEIRS.get(name, THEIRS.get(family, {}))
+    assert actual["tensors"] == facts["tensors"]
+    assert {**actual["fields"], **overrides} == facts["fields"]
     back, tokenizer = glassformer.load(tmp_path / "model.gguf")
     assert tokenizer is None
     if family.startswith(UNEQUAL):
@@ -244,7 +244,7 @@ def test_a_file_is_the_converters(tmp_path, name):
             assert tiny.equal_tensors(back.state_dict(), model.state_dict())
         assert torch.equal(logits_of(back), logits_of(model))
     gguf_file.save(back, tmp_path / "again.gguf", "F32", None)
-    assert facts_of(tmp_path / "again.gguf")["fields"] == ours["fields"]
+    assert facts_of(tmp_path / "again.gguf")["fields"] == actual["fields"]
 
 
 @pytest.mark.parametrize("mode", ["mean", "first", "last"])
@@ -307,13 +307,13 @@ def test_logits_are_those_of_transformers(tmp_path, name):
     kind = transformers.AutoModelForCausalLM
     if encodes or pair:
         kind = getattr(transformers, CASES[name]["config"]["architectures"][0])
-    theirs = kind.from_pretrained(tmp_path / "theirs").eval()
+    reference = kind.from_pretrained(tmp_path / "theirs").eval()
     back, _ = glassformer.load(tmp_path / "model.gguf")
     with torch.no_grad():
-        expected = theirs(SOURCE, decoder_input_ids=IDS) if pair else theirs(IDS)
+        expected = reference(SOURCE, decoder_input_ids=IDS) if pair else reference(IDS)
     expected = expected.last_hidden_state if encodes else expected.logits
     if family == "UMT5":  # whose head transformers 5 scales, whatever the file says
-        expected = expected * theirs.config.d_model**0.5
+        expected = expected * reference.config.d_model**0.5
     assert expected.std() > 0.3 * getattr(model.config.head, "scale", 1.0)
     largest = float(expected.abs().max())
     torch.testing.assert_close(logits_of(back), expected, rtol=0.0, atol=1e-5 * max(largest, 1.0))

@@ -189,10 +189,10 @@ def test_one_token_costs_one_position(rotary, monkeypatch):
 
     monkeypatch.setattr(type(rotary), "forward", watched)
     run(rotary, PROMPTS, 4, samples=2, seed=1)
-    first, *others = sizes  # one prefill for all samples; the last token is not read back
+    first, *decode_sizes = sizes  # one prefill for all samples; the last token is not read back
     # in pages all rows lie side by side
     assert first == (4, 12)
-    assert others in ([(8, 1)] * 3, [(1, 8)] * 3)
+    assert decode_sizes in ([(8, 1)] * 3, [(1, 8)] * 3)
 
 
 def test_dropout_sleeps_and_training_goes_on(rotary):
@@ -295,9 +295,9 @@ def test_text_in_text_out(rotary):
     assert last.finishes == ["stop"]
     assert last.text == cut.text
     # what might have begun a stop string is shown
-    held = text(stop=expected[-2:] + "@@")
-    assert held.text == expected
-    assert held.finishes == ["length"]
+    result = text(stop=expected[-2:] + "@@")
+    assert result.text == expected
+    assert result.finishes == ["length"]
     many = text(prompt=["HELLO", None, "ME"])
     assert many.texts[0] == expected
     assert many.rows[1].prompt == [1]

@@ -243,10 +243,10 @@ def test_a_checkpoint_that_is_removed_while_it_is_opened_is_no_model(tmp_path, m
     served.saved("gpt2", folder / "step-000003")
     page = served.page(run=tmp_path)
     client = served.client(page)
-    read = Checkpoint.open
+    open_checkpoint = Checkpoint.open
 
     def read_and_remove(name):
-        checkpoint = read(name)
+        checkpoint = open_checkpoint(name)
         shutil.rmtree(name, ignore_errors=True)
         return checkpoint
 

@@ -121,8 +121,8 @@ def test_the_middle_of_a_stream(client, monkeypatch, capsys, path, error, after)
 
     monkeypatch.setattr(completions.Choice, "push", pushed)
     # with log-probabilities, since a plain chunk is written around its text without a push
-    wanted = {"stream": True, "ignore_eos": True, "logprobs": True if "chat" in path else 1}
-    answer = client.post(path, json={**COMPUTED[path], **wanted})
+    options = {"stream": True, "ignore_eos": True, "logprobs": True if "chat" in path else 1}
+    answer = client.post(path, json={**COMPUTED[path], **options})
     if not after:
         check(answer, error, capsys.readouterr().err)
         return
@@ -247,8 +247,8 @@ def test_answers_have_a_bound_in_bytes(client, monkeypatch):
         patch.setattr(completions, "MOST_SCORES", 20)
         answer = client.post("/v1/completions", json=body)
         assert answer.status_code == 400 and "log-probabilities" in answer.text
-        one = {**body, "prompt": [[5, 6]], "logprobs": 9}
-        assert client.post("/v1/completions", json=one).status_code == 200
+        single = {**body, "prompt": [[5, 6]], "logprobs": 9}
+        assert client.post("/v1/completions", json=single).status_code == 200
     budget = client.api.answers
     monkeypatch.setattr(budget, "most", 1000)
     for path, fields in (

@@ -98,7 +98,7 @@ THETAS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rop
 EVERY = "global_attn_every_n_layers"  # of layer_types
 SHARES = ("partial_rotary_factor", "rotary_pct")  # of a head that turns
 REAL = re.compile(
-    r".*(epsilon|scale|softcapping|freq_base(_swa)?|factor|beta_\w+|alibi_bias|clamp_kqv)"
+    r".*(epsilon|scale|softcapping|freq_base(_swa)?|factor|multiplier|beta_\w+|alibi_bias|clamp_kqv)"
 )
 
 

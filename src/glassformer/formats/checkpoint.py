@@ -37,6 +37,7 @@ from ..families import sentences
 from ..families.names import Table
 from ..families.recipe import Recipe
 from . import mxfp4
+from .generation_config import GENERATION
 from .resolve import GGUF, resolve
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ _Result = TypeVar("_Result")
 FORMAT = 1  # of the glassformer layout
 SUMS, ANOTHER = "SHA256SUMS", "use another checkpoint"  # of a checkpoint of a training
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
-GENERATION = "generation_config.json"
 STARTS = ("decoder_start_token_id", "forced_bos_token_id")
 TOKENIZERS = (
     "tokenizer.json",

@@ -240,7 +240,7 @@ def test_rows_that_no_block_divides_are_f16(tmp_path, shared_data):
 def test_a_file_is_a_model_everywhere(tmp_path):
     path = written(tmp_path, "Q8_0")
     opened = Checkpoint.open(path)
-    assert opened.gguf
+    assert opened.is_gguf
     assert opened.source_tokenizer() is None
     fitted = opened.model_as(opened.config, dtype=torch.float32)
     assert not quantized(fitted.model)

@@ -437,3 +437,22 @@ def test_a_grammar_that_compiles_too_long_is_given_up(monkeypatch):
     while "attacks" in grammars._compiling:
         time.sleep(0.01)
     grammars.guide_factory(tokenizer, tokenizer.size, "regex", "a", "attacks")
+
+
+@pytest.mark.parametrize("name", ["regex", "json", "lark"])
+def test_a_pattern_of_many_choices_is_refused_and_does_not_hold_up_a_step(name):
+    """The mask of one token of 30,000 optional letters took 12 seconds, while everybody waited."""
+    from glassformer.formats.store import load
+    from glassformer.serve import grammars
+    from glassformer.serve.asgi.replies import HttpError
+    from glassformer.serve.page.models import shipped
+
+    many = "a?" * 30_000
+    forms = {
+        "regex": many,
+        "json": {"type": "string", "pattern": f"^{many}$"},
+        "lark": f'start: "x" /{many}/',
+    }
+    _, tokenizer = load(shipped())
+    with pytest.raises(HttpError, match="too big"):
+        grammars.guide_factory(tokenizer, tokenizer.size, name, forms[name])

@@ -15,14 +15,10 @@ from typing import Any
 
 from ..core import config
 from ..core.memory import gibibytes
-from .cost import FP32, TRAIN, Cost
+from .cost import BASE, FP32, LOGITS, TRAIN, Cost
 from .parallel import AXES, Parallel
 
 HALF = 2  # bytes a number in bf16
-LOGITS = 1 << 26  # that a loss holds at once (core/training/loss.py)
-BASE = 330 << 20
-"""Bytes that Python, PyTorch and the code of its kernels take by themselves after a first step on a
-CPU, as measured; about 100 MiB of them are files, which processes of one machine share."""
 EXPERT_WEIGHTS = re.compile(r"\.ffn\.(gate|up|down)(_bias)?$")
 """The weights of a mixture's experts, which the expert axis shares out."""
 

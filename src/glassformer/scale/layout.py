@@ -103,6 +103,9 @@ class Layout:
         """
         if self.stages:
             return max(stage.memory for stage in self.stages)
+        if self.parallel.size(*AXES) == 1:
+            alone = replace(self.cost, muon=self.muon, accumulated=self.accumulate > 1)
+            return alone.train(self.dtype)
         *blocks, outside = self.groups
         width = HALF if self.dtype == "bf16" else FP32
         tokens = self.cost.batch * -(-self.cost.context // self.parallel.context)
@@ -118,8 +121,6 @@ class Layout:
             # it is borrowed
             logits = 0 if after > 1 else logits + 2 * FP32 * model.embed.vocab * model.dim * tied
         resident = -(-self.numbers * TRAIN // self.shards) + activations
-        if self.parallel.size(*AXES) == 1:
-            return resident + logits
         coming = max(max(blocks, default=0) * (5 * width + 2 * FP32), outside * (width + FP32))
         return resident + 2 * outside * width + max(logits, coming)
 

@@ -389,8 +389,8 @@ def test_a_large_form_ends_alone_or_is_kept(kind, source, fails):
 
 
 CHAINS = {
-    "rules": ("lark", "start: r0\n{chain}r4500: \"a\"", "r{at}: r{next}\n"),
-    "terminals": ("lark", "start: R0\n{chain}R4500: \"a\"", "R{at}: R{next}\n"),
+    "rules": ("lark", 'start: r0\n{chain}r4500: "a"', "r{at}: r{next}\n"),
+    "terminals": ("lark", 'start: R0\n{chain}R4500: "a"', "R{at}: R{next}\n"),
 }
 
 

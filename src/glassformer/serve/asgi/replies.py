@@ -137,9 +137,7 @@ def http_error(error: BaseException, request_id: str | None) -> HttpError:
     else:
         log_line({"id": request_id, "error": type(error).__name__, "traceback": lines})
         place = f"its log says where, at {request_id}"
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "memory" in str(error)  # PyTorch's
-    ):
+    if isinstance(error, MemoryError | RuntimeError) and "memory" in repr(error).lower():
         message = "There was not enough memory for this; take a shorter text or a smaller model."
         return HttpError(500, message, code="out_of_memory")
     return HttpError(500, f"The server made a mistake ({type(error).__name__}); {place}.")

@@ -80,7 +80,7 @@ class Loaded:
         self.lock = FairLock()
         dtypes = (str(weight.dtype) for weight in model.parameters())
         self.dtype = next(dtypes, "torch.float32").removeprefix("torch.")
-        self.bytes = sum(weight.nbytes for weight in model.parameters())
+        self.bytes: int = sum(weight.nbytes for weight in model.parameters())
         self.digest = digest(model, tokenizer)
 
     @classmethod

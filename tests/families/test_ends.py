@@ -217,7 +217,7 @@ def test_labels_are_read_at_the_last_eos(name, tmp_path):
 
 @pytest.mark.parametrize("end", ["SequenceClassification", "QuestionAnswering"])
 def test_an_mbart_of_one_text_leaves_the_start_of_a_translation_out(end, tmp_path):
-    """As facebook/mbart-large-en-ro with other ends: theirs begins with the text's own last token."""
+    """Whatever its config says of a target: theirs begins with the text's own last token."""
     reference = reference_of("mbart", f"MBartFor{end}", decoder_start_token_id=5)
     agree(loaded(reference, tmp_path), reference, *texts())
 

@@ -209,7 +209,7 @@ class Cost:
         return self._kv_width(attention)
 
     def activations(self, dtype: str = "fp32") -> int:
-        """What the forward pass keeps for the backward pass on a CPU, logits aside, in bytes."""
+        """Bytes that the forward pass keeps for the backward pass on a CPU, logits aside."""
         width = int(BYTES[dtype])
         stacks = config.stacks(self.model).values()
         numbers = sum(

@@ -186,6 +186,7 @@ async def engine_request(
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logprobs=top,
+        scored=top is not None or body.inspect is not None,
         guide=guide,
         client=context.client,
     )
@@ -223,6 +224,14 @@ class Choice:
         reason = event.finish_reason
         finish: Finish | None = reason and ("stop" if reason == "stop" else "length")
         return event.text, self.buffer.push(event) if self.buffer else [], finish
+
+    def plain(self, event: Event) -> bytes | None:
+        """The chunk of an event that brings text alone, empty without any; None for others."""
+        if self.around is None or event.finish_reason is not None:
+            return None
+        before, after = self.around
+        text = event.text
+        return f"{before}{to_json(text)}{after}".encode("utf-8", "replace") if text else b""
 
     def size(self, events: int) -> int:
         """Size of the work to write so many events, in characters that are as much work."""
@@ -326,7 +335,21 @@ async def answer(
         events = _stream(context, body, head, handles, choices)
         first = await context.until_disconnect(anext(events))
         channel = handles[0].channel
-        return EventStream(events, b"data: [DONE]\n\n", first, lambda: channel.waited)
+        stream = EventStream(events, b"data: [DONE]\n\n", first, lambda: channel.waited)
+        rows = dict(zip(handles, choices, strict=True))
+
+        def write(handle: RequestHandle, event: Event) -> bool:
+            if stream.write_chunk is None:
+                return False
+            choice = rows[handle][event.index]
+            plain = choice.plain(event)
+            is_written = plain is not None and (not plain or stream.write_chunk(plain))
+            if is_written:
+                context.count_token(handle, event)
+            return is_written
+
+        channel.write = write
+        return stream
     results = await context.results(handles)
 
     pairs = zip(choices, results, strict=True)
@@ -356,10 +379,10 @@ async def _stream(
     async with aclosing(context.events(handles)) as events:
         async for number, event in events:
             choice = choices[number][event.index]
-            if choice.around is not None and event.finish_reason is None:
-                if event.text:
-                    before, after = choice.around
-                    yield f"{before}{to_json(event.text)}{after}".encode("utf-8", "replace")
+            plain = choice.plain(event)
+            if plain is not None:
+                if plain:
+                    yield plain
                 continue
             usages.append(event.usage)
             new = choice.push(event)
@@ -373,8 +396,8 @@ async def _stream(
                     await choice.inspect(json_choice)
                 yield format_event({**head, "choices": [json_choice], **usage})
             if choice.is_plain and not choice.buffer and choice.inspector is None:
-                plain = format_event({**head, "choices": choice.chunks("\0", (), None), **usage})
-                before, _, after = plain.decode().rpartition(to_json("\0"))
+                chunk = format_event({**head, "choices": choice.chunks("\0", (), None), **usage})
+                before, _, after = chunk.decode().rpartition(to_json("\0"))
                 choice.around = before, after
     if with_usage:
         yield format_event({**head, "choices": [], "usage": _total_usage(usages, choices)})

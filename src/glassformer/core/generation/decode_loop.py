@@ -132,6 +132,8 @@ class Writer:
         return text + tail
 
     def _show(self, new: str) -> str:
+        if not self.stops:
+            return new
         text = self.pending + new
         matches = [
             (at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from .replies import (
+    WRITE_CHUNK,
     ClientDisconnected,
     CountedResponse,
     disconnected,
@@ -32,6 +33,7 @@ class EventStream(CountedResponse):
 
     The stream stops when the client disconnects. An exception on the way becomes an event with an
     ``error``. ``waited`` is true where the last event was waited for, so that others were served.
+    Once it has begun, ``write_chunk`` writes one more event from any thread, where it can.
     """
 
     media_type = "text/event-stream"
@@ -49,10 +51,12 @@ class EventStream(CountedResponse):
         self.end = end
         self.first = first
         self.waited = waited
+        self.write_chunk: Callable[[bytes], bool] | None = None
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.ensure_future(disconnected(Request(scope, receive)))
         id = request_id(scope)
+        self.write_chunk = scope.get("state", {}).get(WRITE_CHUNK)
         try:
             await until_disconnect(leaving, self._send(send, leaving, id))
         except ClientDisconnected:
@@ -61,7 +65,8 @@ class EventStream(CountedResponse):
 
     async def _send(self, send: Send, leaving: asyncio.Future[None], id: str | None) -> None:
         async def write(data: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+            if not more or self.write_chunk is None or not self.write_chunk(data):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
 
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}

@@ -41,20 +41,20 @@ def main() -> None:
         print(f"{opening}: {right} of {2 * len(NOUNS)} right")
     print("noun   neurons  heads  the model  circuit  without  corrupted  kept  random  best")
     for noun in NOUNS:
-        text, other = f"The little {noun}s", f"The big little {noun}"
-        if len(tokenizer.encode(text)) != len(tokenizer.encode(other)):
+        text, corrupted = f"The little {noun}s", f"The big little {noun}"
+        if len(tokenizer.encode(text)) != len(tokenizer.encode(corrupted)):
             continue
-        options = {"answer": " were", "instead": " was", "corrupted": other}
+        options = {"answer": " were", "instead": " was", "corrupted": corrupted}
         result = glassformer.circuit(
             model, tokenizer, text, neurons=True, least=args.least, **options
         )
         run = result.faithfulness
         kinds = [node.kind for node in result.nodes]
         answers = (run.circuit, *run.random)
-        kept, *drawn = [(x - run.nothing) / (run.model - run.nothing) for x in answers]
+        share, *drawn = [(x - run.nothing) / (run.model - run.nothing) for x in answers]
         print(
             f"{noun:6} {kinds.count('neuron'):7} {kinds.count('head'):6} {run.model:10.2f} "
-            f"{run.circuit:8.2f} {run.without:8.2f} {run.nothing:10.2f} {kept:5.0%} "
+            f"{run.circuit:8.2f} {run.without:8.2f} {run.nothing:10.2f} {share:5.0%} "
             f"{sum(drawn) / len(drawn):7.0%} {max(drawn):5.0%}"
         )
 

@@ -83,11 +83,11 @@ def dialogues() -> Iterator[list[str]]:
     for name in DIALOGUES:
         for line in locate(name).read_text(encoding="utf-8").splitlines():
             turns = [SPEAKER.fullmatch(turn) for turn in json.loads(line)["dialogue"].split("\n")]
-            found = [turn for turn in turns if turn]
-            if [turn[1] for turn in found] == [
+            matches = [turn for turn in turns if turn]
+            if [turn[1] for turn in matches] == [
                 *itertools.islice(itertools.cycle("12"), len(turns))
             ]:
-                yield [turn[2] for turn in found]
+                yield [turn[2] for turn in matches]
 
 
 def stories() -> Iterator[tuple[str, str]]:
@@ -110,9 +110,10 @@ def sums(low: int = 10, high: int = 99) -> tuple[list[str], list[str], list[str]
     pairs = [(a, b) for a in range(low, high + 1) for b in range(a, high + 1)]
     random.Random(0).shuffle(pairs)
     learnt, tested = (round(len(pairs) * share) for share in (LEARNT, TESTED))
-    parts = pairs[:learnt], pairs[learnt + tested :], pairs[learnt : learnt + tested]
+    splits = pairs[:learnt], pairs[learnt + tested :], pairs[learnt : learnt + tested]
     learnt_part, tried, test = (
-        [f"{x}+{y}" for a, b in part for x, y in dict.fromkeys(((a, b), (b, a)))] for part in parts
+        [f"{x}+{y}" for a, b in split for x, y in dict.fromkeys(((a, b), (b, a)))]
+        for split in splits
     )
     return learnt_part, tried, test
 
@@ -131,18 +132,18 @@ def put(name: str, records: Iterable[dict[str, Any]]) -> None:
 def write_data() -> None:
     """The files that the runs read."""
     OUT.mkdir(parents=True, exist_ok=True)
-    talks, told = [*dialogues()], [*itertools.islice(stories(), STORIES)]
+    talks, short_stories = [*dialogues()], [*itertools.islice(stories(), STORIES)]
     text = "<|endoftext|>".join("\n".join(turns) for turns in talks)
     (OUT / "dialogues.txt").write_text(text, encoding="utf-8")
     learnt, *_ = sums()
-    about = [conversation(*pair) for pair in ABOUT.items()]
+    facts = [conversation(*pair) for pair in ABOUT.items()]
     added = [conversation(question, answer(question)) for question in learnt]
     records = [conversation(*turns[: len(turns) // 2 * 2]) for turns in talks]
-    records += [conversation(*pair) for pair in told] + 10 * about + REPEATS * added
+    records += [conversation(*pair) for pair in short_stories] + 10 * facts + REPEATS * added
     random.Random(0).shuffle(records)
     put("talk.jsonl", records)
-    for name, part in zip(PARTS, sums(), strict=True):
-        put(f"{name}.jsonl", ({"prompt": q, "answer": answer(q)} for q in part))
+    for name, split in zip(PARTS, sums(), strict=True):
+        put(f"{name}.jsonl", ({"prompt": q, "answer": answer(q)} for q in split))
 
 
 # ---------------------------------------------------------------------------------------- the runs
@@ -175,12 +176,12 @@ def make(name: str, steps: int | None) -> None:
     SECONDS.write_text(json.dumps(seconds, indent=1))
 
 
-def accuracy(model: str, part: str) -> float:
+def accuracy(model: str, split: str) -> float:
     """The share of a part's sums whose likeliest answer is right."""
     loaded, tokenizer = store.load(str(OUT / model))
     objective = Rewarded(reward="exact", max_new=6)
     objective.prepare_tokenizer(tokenizer)
-    table = read_examples(str(OUT / f"{part}.jsonl"), objective)
+    table = read_examples(str(OUT / f"{split}.jsonl"), objective)
     objective.encode(table, tokenizer, Fit(table.name, 32, "no", "shorten it."))
     prompts = [*objective.prompts.values()]
     return float(objective.rollout(loaded.eval(), prompts, 32, False)[1].rewards.mean())
@@ -215,8 +216,8 @@ def print_tables() -> None:
     ]
     print("\n" + draw(charts, OUT / "curves.png"))
     print("\n| sums | talk | sums |\n|---|---|---|")
-    for part in PARTS:
-        print(f"| {part} | {accuracy('talk', part):.1%} | {accuracy('sums', part):.1%} |")
+    for split in PARTS:
+        print(f"| {split} | {accuracy('talk', split):.1%} | {accuracy('sums', split):.1%} |")
 
 
 def main() -> None:

@@ -81,11 +81,11 @@ def compare(name: str) -> float:
         kind = getattr(transformers, settings["architectures"][0])  # another layout may say it too
         written = kind.from_pretrained(f"{folder}/ours", attn_implementation="eager").eval()
         ids = torch.randint(6, 90, (2, 12), generator=torch.Generator().manual_seed(3))
-        whole = torch.ones_like(ids)
-        padded = whole.clone()
+        full_mask = torch.ones_like(ids)
+        padded = full_mask.clone()
         padded[0, slice(7, None) if reference.config.is_encoder_decoder else slice(0, 5)] = 0
-        differences = [logits(written, ids, whole) - logits(reference, ids, whole)]
-        for present in (whole, padded):
+        differences = [logits(written, ids, full_mask) - logits(reference, ids, full_mask)]
+        for present in (full_mask, padded):
             difference = logits(model, ids, present) - logits(reference, ids, present)
             target = reference.config.is_encoder_decoder  # every row of the target is real
             differences.append(difference if target else difference[present.bool()])
@@ -108,7 +108,7 @@ def logits(model: Any, ids: Any, present: Any) -> Any:
         out = model(ids, pos=pos.masked_fill(present == 0, -1))
         return out.hidden if out.logits is None else out.logits
     if cfg.model_type in UNMASKED and not present.all():
-        rows = [row[here == 1][None] for row, here in zip(ids, present, strict=True)]
+        rows = [row[mask == 1][None] for row, mask in zip(ids, present, strict=True)]
         lines = torch.cat([logits(model, row, torch.ones_like(row)) for row in rows], 1)[0]
         return lines.new_zeros(*ids.shape, lines.shape[-1]).masked_scatter(
             present[..., None] == 1, lines

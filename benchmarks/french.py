@@ -125,9 +125,9 @@ class Sentences:
         """Where something happens."""
         noun = self.random.choice(self.places)
         inside = ("on", "sur") if noun[0] in FLAT else ("in", "dans")
-        word, where = self.random.choice([inside, *WHERE.items()])
+        word, preposition = self.random.choice([inside, *WHERE.items()])
         english, french = self.phrase(noun, share=0)
-        target = f"{where} {french}".replace("de le ", "du ").replace("de un", "d'un")
+        target = f"{preposition} {french}".replace("de le ", "du ").replace("de un", "d'un")
         return f"{word} {english}", target
 
     def because(self) -> Pair:
@@ -163,13 +163,13 @@ class Sentences:
             french = french.removesuffix(verb) + elided("ne", verb) + " pas"
         if transitive:
             nouns = self.beings if self.chance(0.3) else self.things
-            what, target = self.phrase(self.random.choice(nouns), self.chance(0.2))
+            noun_phrase, target = self.phrase(self.random.choice(nouns), self.chance(0.2))
             if negated and target.startswith(("un ", "une ")):
                 target = elided("de", target.partition(" ")[2])
-            english, french = f"{english} {what}", f"{french} {target}"
+            english, french = f"{english} {noun_phrase}", f"{french} {target}"
         if self.chance(0.4):
-            where, target = self.place()
-            english, french = f"{english} {where}", f"{french} {target}"
+            place, target = self.place()
+            english, french = f"{english} {place}", f"{french} {target}"
         elif self.chance(0.3):
             when, target = self.random.choice(list(WHEN.items()))
             english, french = f"{english} {when}", f"{french} {target}"
@@ -188,7 +188,7 @@ class Sentences:
 
 def main(folder: str) -> None:
     """Writes the files."""
-    sentences, seen = Sentences(0), set[str]()
+    sentences, keys = Sentences(0), set[str]()
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     for name, size in SIZES.items():
@@ -196,8 +196,8 @@ def main(folder: str) -> None:
         while len(lines) <= size:
             english, french = sentences.draw()
             key = english.lower().rstrip(".").replace("n't", " not")
-            if key not in seen:
-                seen.add(key)
+            if key not in keys:
+                keys.add(key)
                 lines.append(f"{english}\t{french}")
         (path / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

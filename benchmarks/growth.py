@@ -201,8 +201,8 @@ def corpus(size: int, repeats: int, folder: Path) -> dict[str, float]:
     text = (data / "tinyshakespeare/input.txt").read_bytes()
     path = folder / f"{size}.txt"
     with path.open("wb") as file:
-        for part in range(-(-size // len(text))):
-            file.write(b"%d " % part + text[: size - part * len(text)])
+        for copy in range(-(-size // len(text))):
+            file.write(b"%d " % copy + text[: size - copy * len(text)])
     tokenizer, cache = open_tokenizer(data / "tok-gpt2"), folder / f"shards-{size}"
     before, start = resident(), clock()
     shards = tokenise(find(path), tokenizer, cache=cache)
@@ -261,8 +261,8 @@ def load(size: int, repeats: int, folder: Path) -> dict[str, float]:
 
 def measure(name: str, size: int, repeats: int, folder: Path) -> dict[str, float]:
     """One row, in this process."""
-    part, _, kind = name.partition(" ")
-    function: Any = {"step": step, "engine": engine, "corpus": corpus, "load": load}.get(part)
+    component, _, kind = name.partition(" ")
+    function: Any = {"step": step, "engine": engine, "corpus": corpus, "load": load}.get(component)
     return function(size, repeats, folder) if function else prompt(size, repeats, folder, kind)
 
 
@@ -302,7 +302,7 @@ def table(name: str, rows: list[dict[str, float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(parts: dict[str, list[dict[str, float]]], path: Path) -> None:
+def plot(results: dict[str, list[dict[str, float]]], path: Path) -> None:
     """Every part on logarithmic axes: measured as points, theory as a line through the last
     point."""
     import matplotlib
@@ -310,15 +310,15 @@ def plot(parts: dict[str, list[dict[str, float]]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    columns = min(3, len(parts))
+    columns = min(3, len(results))
     figure, axes = pyplot.subplots(
-        -(-len(parts) // columns),
+        -(-len(results) // columns),
         columns,
-        figsize=(4.2 * columns, 3.2 * -(-len(parts) // columns)),
+        figsize=(4.2 * columns, 3.2 * -(-len(results) // columns)),
         squeeze=False,
         layout="constrained",
     )
-    for axis, (name, rows) in zip(axes.flat, parts.items(), strict=False):
+    for axis, (name, rows) in zip(axes.flat, results.items(), strict=False):
         sizes = [row["size"] for row in rows]
         factor = rows[-1]["seconds"] / rows[-1]["work"]
         axis.loglog(
@@ -327,7 +327,7 @@ def plot(parts: dict[str, list[dict[str, float]]], path: Path) -> None:
         axis.loglog(sizes, [row["seconds"] for row in rows], "o-", label="measured")
         axis.set(title=name, xlabel=UNITS.get(name, "tokens of prompt"), ylabel="seconds")
         axis.legend()
-    for axis in axes.flat[len(parts) :]:
+    for axis in axes.flat[len(results) :]:
         axis.remove()
     figure.savefig(path, dpi=110)
 
@@ -357,7 +357,7 @@ def main() -> int:
         return 0
     os.environ.setdefault("GLASSFORMER_DATA", "../shared/data")
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    parts: dict[str, list[dict[str, float]]] = {}
+    results: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -374,11 +374,11 @@ def main() -> int:
                 if done.returncode:
                     print(f"{name} at {size:,} failed.", file=sys.stderr)
                     return 1
-                parts.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
-                print(f"{name} {size:,}: {parts[name][-1]}", file=sys.stderr, flush=True)
-            print(table(name, parts[name]), flush=True)
+                results.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
+                print(f"{name} {size:,}: {results[name][-1]}", file=sys.stderr, flush=True)
+            print(table(name, results[name]), flush=True)
     if args.plot:
-        plot(parts, args.plot)
+        plot(results, args.plot)
     return 0
 
 

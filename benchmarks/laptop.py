@@ -169,12 +169,12 @@ def ask(folder: Path, address: str, up: int, threads: int) -> None:
             peak[name] = max(peak[name], count)
         time.sleep(SAMPLE)
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = sum(after[:2]) - sum(processor[:2])  # user and system
+    cpu_seconds = sum(after[:2]) - sum(processor[:2])  # user and system
     output, errors = process.communicate()
     if process.returncode:
         raise SystemExit(f"This question failed: {' '.join(command)}\n{errors}")
     print(
-        f"{output.splitlines()[0]}\n    {seconds:.1f} s, {used:.1f} s of the processor, "
+        f"{output.splitlines()[0]}\n    {seconds:.1f} s, {cpu_seconds:.1f} s of the processor, "
         f"anonymous {peak['RssAnon'] / 2**20:.2f} GiB, "
         f"mapped files {peak['RssFile'] / 2**20:.2f} GiB; load {os.getloadavg()[0]:.1f}",
         flush=True,

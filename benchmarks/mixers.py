@@ -64,11 +64,11 @@ def models(kind: str) -> tuple[Any, Any]:
     torch.manual_seed(0)
     special: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = transformers.AutoConfig.for_model(kind, vocab_size=VOCAB, **special, **SHAPES[kind])
-    theirs = transformers.AutoModelForCausalLM.from_config(config).float()
+    reference = transformers.AutoModelForCausalLM.from_config(config).float()
     with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        ours, _ = store.load(folder, dtype="float32")
-    return ours.train(), theirs.train()
+        reference.save_pretrained(folder)
+        model, _ = store.load(folder, dtype="float32")
+    return model.train(), reference.train()
 
 
 def step(model: Any, ids: Any, **options: Any) -> Callable[[], float]:
@@ -117,11 +117,13 @@ def main() -> None:
         for turn in range(args.turns):
             for side in (0, 1) if turn % 2 else (1, 0):
                 times[side].append(seconds(runs[side]))
-        ratios = [theirs / ours for ours, theirs in zip(*times, strict=True)]
+        ratios = [
+            reference_time / own_time for own_time, reference_time in zip(*times, strict=True)
+        ]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        ours, theirs = (1e3 * statistics.median(side) for side in times)
+        own_time, reference_time = (1e3 * statistics.median(side) for side in times)
         print(
-            f"{kind:12} ours {ours:7.1f} ms, transformers {theirs:7.1f} ms: "
+            f"{kind:12} ours {own_time:7.1f} ms, transformers {reference_time:7.1f} ms: "
             f"{middle:.2f} times as fast ({low:.2f} to {high:.2f})",
             flush=True,
         )

@@ -113,10 +113,10 @@ class Server:
             thread.start()
         for thread in threads:
             thread.join()
-        whole, forward = (b - a for a, b in zip(before, self.seconds(), strict=True))
+        total, forward = (b - a for a, b in zip(before, self.seconds(), strict=True))
         assert all(b"data: [DONE]" in text for text in texts), texts[0][:500]
         count = clients * tokens
-        return 1e6 * whole / count, 1e6 * (whole - forward) / count
+        return 1e6 * total / count, 1e6 * (total - forward) / count
 
 
 def main() -> None:

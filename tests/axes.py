@@ -93,9 +93,9 @@ def along(mesh, axis):
     return Mesh(Parallel(**{"data": 1, axis: mesh.size}), mesh.rank, mesh.device, mesh.store)
 
 
-def cut(whole, cuts):
+def cut(gradients, cuts):
     """What this process holds of each gradient."""
-    return {path: cuts[path].of(grad) if path in cuts else grad for path, grad in whole.items()}
+    return {path: cuts[path].of(grad) if path in cuts else grad for path, grad in gradients.items()}
 
 
 def differences(results, expected):

@@ -49,7 +49,9 @@ def _places(value):
     """Every container in a JSON value and a key in it; long lists by a few."""
     pairs = list(value.items())[:40] if isinstance(value, dict) else list(enumerate(value))[:6]
     inner = [value for _, value in pairs if isinstance(value, dict | list)]
-    return [(value, key) for key, _ in pairs] + [place for each in inner for place in _places(each)]
+    return [(value, key) for key, _ in pairs] + [
+        place for child in inner for place in _places(child)
+    ]
 
 
 def _near(value):

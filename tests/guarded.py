@@ -24,10 +24,10 @@ def guarded(tensor):
         return tensor
     room = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, room + mmap.PAGESIZE)
-    forbidden, begin = (0, mmap.PAGESIZE) if IN_FRONT else (room, room - size)
+    forbidden, start = (0, mmap.PAGESIZE) if IN_FRONT else (room, room - size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + forbidden
     assert LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-    place = torch.frombuffer(memory, dtype=torch.uint8, offset=begin, count=size)
+    place = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=size)
     return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 

@@ -309,14 +309,14 @@ def function_of_ones_own(self, x):
     return self.norm(Straight.apply(self.layer(x)))
 
 
-def parts(x):
+def time_steps(x):
     for t in range(x.shape[1]):
         yield x[:, t] * (t + 1)
 
 
 @module
 def generator_of_parts(self, x):
-    return sum((self.layer(part) for part in parts(x)), torch.zeros(2, WIDTH))
+    return sum((self.layer(step) for step in time_steps(x)), torch.zeros(2, WIDTH))
 
 
 # --------------------------------------------------------------------------------------- results

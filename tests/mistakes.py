@@ -15,11 +15,11 @@ SENTENCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding
 
 
 @contextmanager
-def mistake(match, *parts):
+def mistake(match, *phrases):
     """What happens inside is refused in one sentence, in which the pattern and all parts are
     found."""
     with pytest.raises(UserError, match=match) as caught:
         yield caught
     message = str(caught.value)
     assert "\n" not in message
-    assert all(part in message for part in parts), message
+    assert all(phrase in message for phrase in phrases), message

@@ -33,9 +33,9 @@ def check_windows(windows):
     """AssertionError unless each window page is in one state, those in use are of pages in use, and
     no other is known."""
     check_pages(windows.pool)
-    assert {part: page for page, part in windows.part_of.items()} == windows._page_of
+    assert {window_page: page for page, window_page in windows.part_of.items()} == windows._page_of
     assert all(
-        windows.pool.users[part] <= windows.pages.users[page]
-        for page, part in windows.part_of.items()
+        windows.pool.users[window_page] <= windows.pages.users[page]
+        for page, window_page in windows.part_of.items()
     )
     assert len(windows.part_of) == windows.pool.in_use + windows.pool.cached

@@ -59,9 +59,9 @@ def trained(mesh, folder, out, more, resume=False, speaks=False):
     return [ended.step, ended.loss, ended.valid_loss]
 
 
-def run_and_resume(settings, whole, cut, monkeypatch, at=3):
+def run_and_resume(settings, full_run, cut, monkeypatch, at=3):
     """The last checkpoints of a run, and of one that is cut at a step and goes on, as files."""
-    runs.run(settings, whole)
+    runs.run(settings, full_run)
     first = launch.Log.__call__
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -72,10 +72,10 @@ def run_and_resume(settings, whole, cut, monkeypatch, at=3):
         with pytest.raises(ZeroDivisionError):
             runs.run(settings, cut)
     runs.run(settings, cut, resume=True)
-    return [snapshot(run / "step-000004") for run in (whole, cut)]
+    return [snapshot(run / "step-000004") for run in (full_run, cut)]
 
 
-def begun(out, run):
+def copy_half_run(out, run):
     """A folder that goes on from the second step of a run."""
     out.mkdir()
     shutil.copytree(run / "step-000002", out / "step-000002")

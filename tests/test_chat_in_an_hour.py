@@ -29,9 +29,9 @@ def chat():
 
 
 def test_no_part_of_the_sums_has_a_pair_of_another_in_any_order(chat):
-    pairs = [{frozenset(q.split("+")) for q in part} for part in chat.sums()]
+    pairs = [{frozenset(q.split("+")) for q in split} for split in chat.sums()]
     assert not (pairs[0] & pairs[1] or pairs[0] & pairs[2] or pairs[1] & pairs[2])
-    questions = [q for part in chat.sums() for q in part]
+    questions = [q for split in chat.sums() for q in split]
     assert len(questions) == len({*questions}) == 90 * 90
     assert all(eval(q) == int(chat.answer(q)) for q in questions)
 
@@ -39,8 +39,8 @@ def test_no_part_of_the_sums_has_a_pair_of_another_in_any_order(chat):
 def test_the_page_has_every_command(chat):
     for command in chat.COMMANDS.values():
         words = command.replace("RUNS/", "runs/").split()
-        shown = " ".join(f"'{word}'" if "<" in word else word for word in words)
-        assert f"\nglassformer {shown}\n" in PAGE.replace(" \\\n    ", " ")
+        line = " ".join(f"'{word}'" if "<" in word else word for word in words)
+        assert f"\nglassformer {line}\n" in PAGE.replace(" \\\n    ", " ")
 
 
 def test_a_dialogue_is_of_two_people_in_turns(chat, shared_data, monkeypatch):

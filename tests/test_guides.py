@@ -87,7 +87,7 @@ def test_each_message_is_what_the_program_says(workplace, capsys, monkeypatch):
         (command, expected.strip())
         for kind, block in fences("troubleshooting")
         for command, _, expected in (
-            part.partition("\n") for part in block.split("$ glassformer ")[1:]
+            example.partition("\n") for example in block.split("$ glassformer ")[1:]
         )
     ]
     assert len(examples) > 10

@@ -198,8 +198,8 @@ def in_parts(documents, prefix):
     one go."""
 
     def cut(length):
-        ends = [end for end in (7, 8, 9, 15) if prefix <= end < length] or [prefix]
-        borders = [0, *ends, *range(ends[-1] + 1, length + 1)]
+        cut_points = [end for end in (7, 8, 9, 15) if prefix <= end < length] or [prefix]
+        borders = [0, *cut_points, *range(cut_points[-1] + 1, length + 1)]
         return [end - start for start, end in pairwise(borders)]
 
     return documents.chunked(cut, 0, 1, 2)

@@ -196,17 +196,17 @@ def test_every_pip_line_names_what_exists():
         files += [
             path for ext in ("py", "md", "ipynb") for path in (ROOT / folder).rglob(f"*.{ext}")
         ]
-    found = set()
+    named_extras = set()
     for path in files:
         text = path.read_text(encoding="utf-8")
         for line in re.findall(r"pip install ((?:[^\n]|\n#)*)", text):
             for name, extra in re.findall(r"(\S*?)\[([a-z,-]+)\]", line):
                 if name.strip("'\"").partition("/")[0] in ("glassformer", "WHEEL", ".", ""):
                     assert set(extra.split(",")) <= extras.keys() - {"{extra}"}, (path, line)
-                    found |= set(extra.split(","))
+                    named_extras |= set(extra.split(","))
         # no index has it, so a stranger's might be fetched
         assert not re.search(r"pip install [^\n`]*\bglassformer\b(?![\[\\.*-])", text), path
-    assert {"serve", "page", "all"} <= found
+    assert {"serve", "page", "all"} <= named_extras
     messages = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     names = {
         canonicalize_name(name)
@@ -271,10 +271,10 @@ def test_kernels_are_compiled_once(tmp_path, monkeypatch):
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    counts = []
+    compilations = []
 
     def compile_(compiler, builds, library):
-        counts.append(1)
+        compilations.append(1)
         library.write_bytes(b"library")
 
     monkeypatch.setattr(module, "FOLDER", tmp_path)
@@ -283,11 +283,11 @@ def test_kernels_are_compiled_once(tmp_path, monkeypatch):
     monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(module.sys, "platform", "linux")
     (tmp_path / "pool.c").write_text("int x;")
-    assert module.build() == module.build() == [sys.executable] and len(counts) == 1
+    assert module.build() == module.build() == [sys.executable] and len(compilations) == 1
     (tmp_path / "pool.c").write_text("int y;")
-    assert module.build() and len(counts) == 2
+    assert module.build() and len(compilations) == 2
     (tmp_path / "libkernels.so").write_bytes(b"another")
-    assert module.build() and len(counts) == 3
+    assert module.build() and len(compilations) == 3
 
 
 LACKING = """

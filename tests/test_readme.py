@@ -200,7 +200,7 @@ def test_what_the_pages_import_is_there():
         f"{page.relative_to(ROOT)}: {module} has no {name}"
         for page, text in texts.items()
         for module, names in imports.findall(text)
-        for name in (each.split(" as ")[0].strip() for each in names.split(","))
+        for name in (entry.split(" as ")[0].strip() for entry in names.split(","))
         if not exists(module, name)
     ]
     assert not missing, missing

@@ -38,8 +38,8 @@ def commands():
         if above and "    glassformer " in above[1] and not language:
             yield above[1].replace("\\\n", " ").strip(), block
         elif block.startswith("$ "):
-            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-                command, _, output = re.sub(r"\\\n\s*", "", part).partition("\n")
+            for example in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, _, output = re.sub(r"\\\n\s*", "", example).partition("\n")
                 command = command.partition("   #")[0].strip()
                 base = re.split(r" --(?!\w*text)", before, maxsplit=1)[0]
                 before = command if command.startswith("glass") else command.replace("...", base, 1)
@@ -56,13 +56,18 @@ def close(actual, expected):
         at, count = rows[1].index("  .."), len(rows[1])
         rows = [rows[0][:at] + rows[0][at + 1 - count :], rows[1][:at] + rows[1][at + 1 :]]
     assert len(rows[0]) == len(rows[1]), actual
-    for one, other in zip(*rows, strict=True):
-        words = [" ".join(NUMBER.sub("#", row).split()) for row in (one, other)]
+    for actual_line, expected_line in zip(*rows, strict=True):
+        words = [" ".join(NUMBER.sub("#", row).split()) for row in (actual_line, expected_line)]
         assert words[0] == words[1]
-        numbers = [[float(x.replace(",", "")) for x in NUMBER.findall(row)] for row in (one, other)]
+        numbers = [
+            [float(x.replace(",", "")) for x in NUMBER.findall(row)]
+            for row in (actual_line, expected_line)
+        ]
         scale = max((abs(x) for x in numbers[1]), default=0)
-        tiny = "difference" in other or "rounding" in other
-        assert tiny or numbers[0] == pytest.approx(numbers[1], rel=1e-3, abs=2e-3 * scale), one
+        tiny = "difference" in expected_line or "rounding" in expected_line
+        assert tiny or numbers[0] == pytest.approx(numbers[1], rel=1e-3, abs=2e-3 * scale), (
+            actual_line
+        )
 
 
 EXAMPLES = [x for x in commands() if not any(word in x[0] for word in APART)]

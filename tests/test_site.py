@@ -470,9 +470,9 @@ def test_the_whole_site(whole_site):
         text = (site / row["path"].replace(".md", ".html")).read_text(encoding="utf-8")
         if row["place"]:
             # a title with a mark such as ' has a second name, in a span
-            begin = re.search(f'<(?:section|span) id="{row["place"]}">', text)
-            assert begin, row
-            text = text[begin.end() :].partition("<section ")[0]
+            heading = re.search(f'<(?:section|span) id="{row["place"]}">', text)
+            assert heading, row
+            text = text[heading.end() :].partition("<section ")[0]
         plain = " ".join(html.unescape(re.sub("<[^>]+>", "", text)).split())
         assert row["look"].strip("`").lower() in plain.lower(), row
     styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))

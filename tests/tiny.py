@@ -143,8 +143,8 @@ def deberta():
 
 def led():
     norm = {"norm": c.LayerNorm(), "place": "post"}
-    seen = (c.Window(4), c.Window(6) | GlobalTokens(2))
-    pattern = tuple(block(LongformerAttention(4, mask=mask), **norm) for mask in seen)
+    masks = (c.Window(4), c.Window(6) | GlobalTokens(2))
+    pattern = tuple(block(LongformerAttention(4, mask=mask), **norm) for mask in masks)
     encoder = c.Stack(2, pattern, c.Learned(CONTEXT), causal=False)
     crossed = c.Stack(2, (block(cross=c.Attention(4), **norm),), SideTable(40))
     return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(), WIDE)

@@ -25,8 +25,10 @@ def names():
             key = name
             kind = name + ending
             if ending == "ForCausalLM":
-                both = name in TABLES["ForMaskedLM"] or name in TABLES["ForConditionalGeneration"]
-                key = f"{name}Decoder" if both else name
+                ambiguous = (
+                    name in TABLES["ForMaskedLM"] or name in TABLES["ForConditionalGeneration"]
+                )
+                key = f"{name}Decoder" if ambiguous else name
                 kind = f"{name}LMHeadModel" if name in LM_HEAD else kind
             rows[key] = (f"{name}{'Text' * (name in OF_TEXT)}Config", kind, sizes)
     return rows | {

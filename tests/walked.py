@@ -53,13 +53,13 @@ def walk(trace, opened, seed=0):
     """Opens numbers from the result back to where the arithmetic begins; what is wrong of them."""
     rng = random.Random(seed)
     wrong = []
-    seen = set()
+    visited = set()
     queue = list(cells(trace, rng, 30))
-    while queue and len(seen) < opened:
+    while queue and len(visited) < opened:
         value, index = queue.pop(rng.randrange(len(queue)))
-        if (id(value), index) in seen:
+        if (id(value), index) in visited:
             continue
-        seen.add((id(value), index))
+        visited.add((id(value), index))
         try:
             wrong += faults(value, index)
             explanation = explain(value, index)

@@ -80,15 +80,15 @@ def test_the_tokens_are_those_of_a_fresh_pass(folder, terminal, tmp_path):
 
     with Engine(model, tokenizer, max_sequences=1) as engine:
         talk = Talk(engine, template, Sampling(0), 4)
-        known = 0
+        common_length = 0
         for _ in range(3):
             before, ids = engine.stats().cached_tokens, talk.ids
             talk.ask("z y x w " * 8)
             # an answer whose text is made of other tokens is read again
             pairs = itertools.zip_longest(ids, talk.ids)
-            known = next(at for at, (first, second) in enumerate(pairs) if first != second)
-            assert engine.stats().cached_tokens - before == known // 32 * 32
-        assert known > 128
+            common_length = next(at for at, (first, second) in enumerate(pairs) if first != second)
+            assert engine.stats().cached_tokens - before == common_length // 32 * 32
+        assert common_length > 128
 
 
 def test_a_saved_chat_is_trained_on(folder, terminal, tmp_path):
@@ -181,13 +181,18 @@ class Pseudo:
 
     def __init__(self, *words):
         pty = pytest.importorskip("pty")
-        self.main, other = pty.openpty()
+        self.main, terminal_end = pty.openpty()
         command = [sys.executable, "-m", "glassformer", "chat", *map(str, words)]
         env = {**os.environ, "TERM": "xterm"}
         self.process = subprocess.Popen(
-            command, stdin=other, stdout=other, stderr=other, env=env, start_new_session=True
+            command,
+            stdin=terminal_end,
+            stdout=terminal_end,
+            stderr=terminal_end,
+            env=env,
+            start_new_session=True,
         )
-        os.close(other)
+        os.close(terminal_end)
         self.text = ""
 
     def until(self, pattern, seconds=120, interrupting=False):

@@ -422,14 +422,14 @@ def loud(tmp_path_factory):
     block = c.Block(c.Attention(4), c.MLP(32))
     embed = c.Embed(tokenizer.size)
     init = c.Init(std=0.4)
-    left = c.Stack(2, (block,), c.Rotary())
-    both = c.Stack(2, (block,), c.Rotary(), causal=False)
+    causal = c.Stack(2, (block,), c.Rotary())
+    bidirectional = c.Stack(2, (block,), c.Rotary(), causal=False)
     crossed = c.Stack(2, (replace(block, cross=c.Attention(4)),), c.Rotary())
     configs = {
-        "decoder": c.Decoder(16, 32, embed, left, init=c.Init(std=0.3)),
-        "labels": c.Encoder(16, 32, embed, both, None, init, c.Pool("mean", labels=2)),
-        "pair": c.EncoderDecoder(16, 32, embed, both, crossed, c.Head(), init),
-        "vectors": c.Encoder(16, 32, embed, both, None, init, c.Pool("mean")),
+        "decoder": c.Decoder(16, 32, embed, causal, init=c.Init(std=0.3)),
+        "labels": c.Encoder(16, 32, embed, bidirectional, None, init, c.Pool("mean", labels=2)),
+        "pair": c.EncoderDecoder(16, 32, embed, bidirectional, crossed, c.Head(), init),
+        "vectors": c.Encoder(16, 32, embed, bidirectional, None, init, c.Pool("mean")),
     }
     models = {name: build_model(cfg, seed=1) for name, cfg in configs.items()}
     for name, built in models.items():
@@ -507,10 +507,10 @@ def test_edits_change_what_is_classified_embedded_and_translated(loud, tmp_path,
     compare(rows, lambda e: predictions.embed(models["vectors"], tokenizer, texts, edits=e))
 
     def best(edits):
-        found = translation.translate(
+        translations = translation.translate(
             models["pair"], tokenizer, texts, edits=edits, beams=2, max_new=5
         )
-        return [hypotheses[0] for hypotheses in found]
+        return [hypotheses[0] for hypotheses in translations]
 
     rows = [row["best"][0] for row in lines(f"translate {folders['pair']} --beams 2 --max-new 5")]
     assert [row["tokens"] for row in rows] == [hypothesis.tokens for hypothesis in best(edits)]
@@ -566,13 +566,13 @@ def test_each_token_of_a_conversation_is_shown_behind_its_weight(tmp_path, termi
     for name, fields in layouts.items():
         line = json.dumps({field: texts[field] for field in fields})
         (tmp_path / f"{name}.jsonl").write_text(f"{line}\n{line}\n")
-    shown = terminal(f"data {tmp_path}/chat.jsonl --with {tmp_path}/own --show 1")
-    rows = [line.split() for line in shown.splitlines()]
+    output = terminal(f"data {tmp_path}/chat.jsonl --with {tmp_path}/own --show 1")
+    rows = [line.split() for line in output.splitlines()]
     assert ["counted", "4"] in rows
     assert [row[2] for row in rows if len(row) == 3 and row[0] == "1"] == ["sat", "<|im_end|>"]
-    assert shown.count("line ") == 1
-    shown = terminal.json(f"data {tmp_path}/pairs.jsonl --with {tmp_path}/own --show 1")
-    assert (shown["conversations"], shown["texts"], len(shown["shown"])) == (2, 4, 2)
+    assert output.count("line ") == 1
+    output = terminal.json(f"data {tmp_path}/pairs.jsonl --with {tmp_path}/own --show 1")
+    assert (output["conversations"], output["texts"], len(output["shown"])) == (2, 4, 2)
     assert "--with MODEL" in terminal.refused(f"data {tmp_path}/chat.jsonl --show 1")
     refused = terminal.refused(f"data {tmp_path}/chat.jsonl --with {tmp_path}/own --template none")
     assert "none cannot be read" in refused

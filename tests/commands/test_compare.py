@@ -93,7 +93,7 @@ def test_two_models_one_table_and_nothing_twice(files, tmp_path, terminal, monke
     monkeypatch.setattr(
         training,
         "run",
-        lambda one, *args, **more: called.append(one) or run_one(one, *args, **more),
+        lambda file, *args, **more: called.append(file) or run_one(file, *args, **more),
     )
     line = f"compare {files['one-vector']} {files['attention']} --tokens 768 --out {out}"
     table = terminal(f"{line} --test {files['data']} --beams 2 --lengths 3,6").splitlines()
@@ -124,8 +124,8 @@ def test_two_models_one_table_and_nothing_twice(files, tmp_path, terminal, monke
 
 def test_seeds_and_varied_settings(files, tmp_path, terminal):
     out = tmp_path / "out"
-    one = files["one-vector"]
-    line = f"compare {one} --vary decoder.depth=1,2 --seeds 2 --out {out}"
+    file = files["one-vector"]
+    line = f"compare {file} --vary decoder.depth=1,2 --seeds 2 --out {out}"
     results = terminal.json(line)
     assert [result["name"] for result in results] == ["one-vector.depth=1", "one-vector.depth=2"]
     assert results[0]["parameters"] < results[1]["parameters"]
@@ -324,8 +324,8 @@ def test_minutes_are_measured(files, tmp_path, monkeypatch):
     ],
 )
 def test_runs_that_differ_in_more_than_the_model(files, tmp_path, terminal, old, new, message):
-    other = changed(files, tmp_path / "other.toml", old, new)
-    assert message in terminal.refused(f"compare {files['one-vector']} {other}")
+    other_file = changed(files, tmp_path / "other.toml", old, new)
+    assert message in terminal.refused(f"compare {files['one-vector']} {other_file}")
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_the_way_of_a_learner(tmp_path, terminal, monkeypatch, one_worker):
     assert "causal-mask              done" in terminal("learn")
     assert f"1 of {len(data)} done." in terminal.notes
     saved = json.loads(Path(progress_file.FILE).read_text())["causal-mask"]
-    counts = {"state": "done", "checks": 3, "hints": 3, "file": str(path)}
-    assert saved.items() >= counts.items()
+    fields = {"state": "done", "checks": 3, "hints": 3, "file": str(path)}
+    assert saved.items() >= fields.items()
     path.write_text("# exercise: causal-mask\n")
     # broken again: what was done stays done
     assert json.loads(terminal("learn check --json", code=1))["state"] == "failed"

@@ -88,8 +88,12 @@ def own_types(forgotten):
 
 def strange(own_types) -> config.Decoder:
     rule = own_types["Parity"](2) | config.Window(3)
-    parts = (config.Attention(4, 2, mask=rule), own_types["Bilinear"](24), own_types["ScaleNorm"]())
-    block = own_types["DeepNorm"](*parts)
+    sublayers = (
+        config.Attention(4, 2, mask=rule),
+        own_types["Bilinear"](24),
+        own_types["ScaleNorm"](),
+    )
+    block = own_types["DeepNorm"](*sublayers)
     return decoder(block, position=own_types["Decay"](), last_norm=own_types["ScaleNorm"]())
 
 
@@ -433,8 +437,8 @@ def test_a_rule_a_stretch_and_a_pool_of_its_own(own_types):
     )
     logits = [build_model(cfg, seed=1).eval()(tokens()).logits for cfg in (slow, half)]
     assert torch.equal(*logits)
-    embed, ends = config.Embed(VOCAB), own_types["Ends"](3)
-    encoder = config.Encoder(DIM, CONTEXT, embed, slow.decoder, None, WIDE, ends)
+    embed, pool = config.Embed(VOCAB), own_types["Ends"](3)
+    encoder = config.Encoder(DIM, CONTEXT, embed, slow.decoder, None, WIDE, pool)
     assert build_model(encoder, seed=1)(tokens()).pooled.shape == (3, 3)
 
 
@@ -491,6 +495,8 @@ def test_a_name_of_the_house_is_not_taken(forgotten):
 
 
 def test_a_member_is_checked_where_it_is_made(own_types):
+    with mistake(r"Bilinear\.hidden is 0; give a number above 0"):
+        own_types["Bilinear"](0)
     with mistake(r'Bilinear\.hidden: "wide" is not an integer'):
         own_types["Bilinear"]("wide")
 

@@ -53,18 +53,18 @@ save_every = 2
 def cfg(request, monkeypatch):
     """A decoder whose blocks mix tokens by the page's MinGRU, known while the test runs."""
     families.all()  # their types are known on
-    known = {slot: dict(types) for slot, types in serial._MEMBERS.items()}
-    monkeypatch.setattr(serial, "_MEMBERS", known)
+    members = {slot: dict(types) for slot, types in serial._MEMBERS.items()}
+    monkeypatch.setattr(serial, "_MEMBERS", members)
     monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(makers()))
     monkeypatch.setattr(extend, "_USED", set())
     glassformer.use(OWN)
     mixer = block(serial.members(config.Mixer)["MinGRU"](24))
-    others = {
+    neighbours = {
         "alone": (),
         "beside attention": (block(config.Attention(4, 2)),),
         "beside a window": (block(config.Attention(2, mask=config.Window(3))),),
     }[request.param]
-    return decoder(mixer, *others, position=config.Rotary())
+    return decoder(mixer, *neighbours, position=config.Rotary())
 
 
 @pytest.fixture
@@ -177,17 +177,17 @@ def test_trained_resumed_saved_loaded_generated_and_priced(cfg, tmp_path, monkey
     terminal("train run.toml --out whole --steps 4")
     terminal("train run.toml --out parts --steps 2")
     assert main(["train", "run.toml", "--out", "parts", "--steps", "4", "--resume"]) in (0, 2)
-    whole, tokenizer = glassformer.load("whole")
-    glassformer.save(whole, "copy", tokenizer)
+    model, tokenizer = glassformer.load("whole")
+    glassformer.save(model, "copy", tokenizer)
     again, _ = glassformer.load("copy")
     ids = torch.arange(12)[None]
-    assert torch.equal(again(ids).logits, whole(ids).logits)
+    assert torch.equal(again(ids).logits, model(ids).logits)
     terminal("generate whole '1 and' --max-new 6 --temperature 0")
     terminal("cost whole")
     for verb in ("look", "why"):
         assert "decoder.blocks.0.attn" in terminal(f"{verb} whole '1 and 2'")
     with mistake("No published layout holds MinGRU"):
-        glassformer.save(whole, "hf", layout="hf")
+        glassformer.save(model, "hf", layout="hf")
 
 
 def test_what_needs_attention_refuses_it_in_a_sentence(cfg):

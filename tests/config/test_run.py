@@ -158,23 +158,23 @@ def test_one_rate_scales_every_group():
 
 
 @pytest.mark.parametrize(
-    "changes, rest",
+    "changes, rate",
     [
         ({"lr": "1e-3"}, 2e-3),
         ({"optimizer.lr": "1e-3"}, 2e-3),
         ({"optimizer": {"lr": 1e-3}}, 2e-3),
-        ({"optimizer": {"lr": 1e-3, "rest": {"eps": 1e-7}}}, 2e-3),
+        ({"optimizer": {"lr": 1e-3, "rate": {"eps": 1e-7}}}, 2e-3),
         ({"optimizer.lr": "1e-3", "lr": "2e-3"}, 4e-3),
         ({"optimizer": "Muon", "lr": "1e-3"}, 1e-3),
         ({"optimizer.lr": "1e-3", "optimizer.rest.lr": "5e-3"}, 5e-3),
         ({"lr": "1e-3", "optimizer.rest": {"lr": 5e-3}}, 5e-3),
-        ({"optimizer": {"lr": 1e-3, "rest": {"type": "AdamW", "lr": 5e-3}}}, 5e-3),
+        ({"optimizer": {"lr": 1e-3, "rate": {"type": "AdamW", "lr": 5e-3}}}, 5e-3),
         ({"optimizer.rest.lr": "5e-3"}, 5e-3),
     ],
 )
-def test_the_rate_of_the_rest_follows_unless_it_is_given(changes, rest):
+def test_the_rate_of_the_rest_follows_unless_it_is_given(changes, rate):
     """Three ways to say one thing: a rate ten times lower is so for embeddings and head as well."""
-    assert run_file.read_run(None, changes).train.optimizer.rest.lr == pytest.approx(rest)
+    assert run_file.read_run(None, changes).train.optimizer.rest.lr == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("betas", [(0.9, 1.0), (1.0, 0.9), (-0.1, 0.9), (0.9,)])

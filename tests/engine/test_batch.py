@@ -133,7 +133,7 @@ def test_two_processes_do_not_write_one_file(tmp_path):
 def test_a_job_is_of_one_model_whatever_its_folder_is_called(tmp_path, terminal):
     tokenizer = train("char", ["the cat sat on the mat"], None)
     cfg = replace(tiny.DECODERS["gpt2"], embed=config.Embed(tokenizer.size))
-    folder, out, part = (tmp_path / name for name in ("model", "out.jsonl", "out.jsonl.part"))
+    folder, out, partial = (tmp_path / name for name in ("model", "out.jsonl", "out.jsonl.part"))
     (tmp_path / "prompts.txt").write_text("the cat\nthe mat\n")
     line = f"generate {folder} --prompts {tmp_path}/prompts.txt --out {out} --max-new 3"
     finish = batch._finish
@@ -151,7 +151,7 @@ def test_a_job_is_of_one_model_whatever_its_folder_is_called(tmp_path, terminal)
             patch.setattr(batch, "_finish", copying)
             store.save(tiny.model(cfg, seed=1), folder, tokenizer)
             terminal(line)
-        part.write_bytes(b"".join(saved))
+        partial.write_bytes(b"".join(saved))
         out.unlink()
 
     torn()
@@ -171,5 +171,5 @@ def test_a_job_is_of_one_model_whatever_its_folder_is_called(tmp_path, terminal)
         store.save(model, folder, tokenizer)
         changed = line + " --dtype bfloat16" * (change == "dtype")
         assert f"is of another job (other {names})" in terminal.refused(changed)
-        part.unlink()
+        partial.unlink()
         terminal(changed)

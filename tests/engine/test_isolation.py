@@ -218,8 +218,8 @@ def mixer_model():
     """A decoder of docs/extending.md's token mixer and attention, in turns."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         families.all()  # their types are known on
-        known = {slot: dict(types) for slot, types in serial._MEMBERS.items()}
-        monkeypatch.setattr(serial, "_MEMBERS", known)
+        members = {slot: dict(types) for slot, types in serial._MEMBERS.items()}
+        monkeypatch.setattr(serial, "_MEMBERS", members)
         builders = importlib.import_module("glassformer.core.nn.build")
         monkeypatch.setattr(builders, "_MAKERS", dict(builders.makers()))
         monkeypatch.setattr(extend, "_USED", set())

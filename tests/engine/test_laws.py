@@ -119,8 +119,8 @@ def test_alone_or_with_others_is_the_same(name):
         assert output.tokens[0] == result.completions[0].tokens
         assert result.usage.generated == item.max_new
     check_equal(run(name, expected), alone, name)
-    other = 1 if torch.get_num_threads() > 1 else 2
-    check_equal(run(name, expected, count=other), alone, name, THREADS)
+    threads = 1 if torch.get_num_threads() > 1 else 2
+    check_equal(run(name, expected, count=threads), alone, name, THREADS)
     few = {"step_tokens": 7, "max_sequences": 3}
     check_equal(run(name, expected, order=[3, 1, 0, 2, 6, 5, 4], **few), alone, name)
     few = {"memory": pages_of(name, 4), "step_tokens": 11, "lookup": False}
@@ -130,19 +130,19 @@ def test_alone_or_with_others_is_the_same(name):
 @pytest.mark.parametrize("name", ["gru", "lfm2", "mamba2", "qwen3_next", "rwkv7"])
 def test_a_prompt_longer_than_a_step_takes_no_state_of_others(name, monkeypatch):
     """Each token is read once, beside a chunk that asks for no logits."""
-    read = list[int]()
+    lengths = list[int]()
     forward = StateRunner._forward
 
     def counted(self, chunk):
         before = self.caches.get(chunk.sequence.pages[0])
         ready = before is not None and before.length == chunk.start
-        read.append(len(chunk.tokens) + (0 if ready else chunk.start))
+        lengths.append(len(chunk.tokens) + (0 if ready else chunk.start))
         return forward(self, chunk)
 
     monkeypatch.setattr(StateRunner, "_forward", counted)
     items = [Request([1, 2, 3], max_new=8, seed=1), Request([*range(20)], max_new=2, seed=2)]
     run(name, items, step_tokens=6, max_sequences=2)
-    assert sum(read) == 3 + 7 + 20 + 1
+    assert sum(lengths) == 3 + 7 + 20 + 1
 
 
 def test_what_is_computed_again_is_edited_again(monkeypatch):

@@ -54,11 +54,11 @@ def test_states_are_counted_against_the_memory(name):
     model = tiny.model(tiny.ALL[name])
     full = plan_memory(model, 64, 8, None)
     assert not full.rewinds and full.nbytes % 8 == 0 < full.nbytes
-    each = full.nbytes // 8
+    state_bytes = full.nbytes // 8
     with mistake("The state of one text of 64 tokens needs"):
-        plan_memory(model, 64, 8, each - 1)
-    room = plan_memory(model, 64, 8, 3 * each + 1)
-    assert (room.sequences, room.pool.free, room.nbytes) == (3, 3, 3 * each)
+        plan_memory(model, 64, 8, state_bytes - 1)
+    room = plan_memory(model, 64, 8, 3 * state_bytes + 1)
+    assert (room.sequences, room.pool.free, room.nbytes) == (3, 3, 3 * state_bytes)
     assert "for a state a text" in str(room) and "; at most 3 texts" in str(room)
     tokens, cache, extras = torch.ones(1, 64, dtype=torch.long), Cache(model.config), {}
     with torch.inference_mode():
@@ -66,20 +66,20 @@ def test_states_are_counted_against_the_memory(name):
             extras["memory"] = model.encode(tokens)
         for chunk in tokens.split(32, dim=1):
             model(chunk, cache=cache, **extras)
-    held = 0
-    for kept, cross in cache.layers:
-        tensors = kept.tensors if isinstance(kept, MixerState) else (kept.k, kept.v)
-        held += sum(tensor.nbytes for tensor in (*tensors, *(cross.kv or ())))
-    assert 0 < held <= each
+    stored_bytes = 0
+    for state, cross in cache.layers:
+        tensors = state.tensors if isinstance(state, MixerState) else (state.k, state.v)
+        stored_bytes += sum(tensor.nbytes for tensor in (*tensors, *(cross.kv or ())))
+    assert 0 < stored_bytes <= state_bytes
 
 
 def test_an_engine_of_states_keeps_to_the_memory():
     """More continuations than states fit are computed in turns, with the answers of a roomy one."""
     model = tiny.model(tiny.ALL["mamba2"])
-    each = plan_memory(model, 64, 1, None).nbytes
+    state_bytes = plan_memory(model, 64, 1, None).nbytes
     requests = [glassformer.engine.Request([1, 2, 3 + n], max_new=6, seed=n) for n in range(5)]
     answers = []
-    for memory in (None, 2 * each):
+    for memory in (None, 2 * state_bytes):
         with glassformer.Engine(model, max_context=64, memory=memory) as engine:
             handles = [engine.submit(request) for request in requests]
             answers.append([handle.result().completions[0].tokens for handle in handles])

@@ -301,9 +301,9 @@ def test_a_step_has_fewer_tokens_whose_logits_are_needed():
     scheduler.add(short)
     sizes = {chunk.sequence: len(chunk.tokens) for chunk in scheduler.plan()}
     assert sizes == {short: 2, scored: 3}
-    whole = Scheduler(PagePool(100), SIZE, budget=16, max_num_seqs=4, first=9)
-    whole.add(sequence_of([*range(40)], recompute_from=0))
-    assert [len(chunk.tokens) for chunk in whole.plan()] == [9], "the first go into one pass"
+    limited = Scheduler(PagePool(100), SIZE, budget=16, max_num_seqs=4, first=9)
+    limited.add(sequence_of([*range(40)], recompute_from=0))
+    assert [len(chunk.tokens) for chunk in limited.plan()] == [9], "the first go into one pass"
 
 
 def test_prompts_of_two_clients_are_read_in_turns():

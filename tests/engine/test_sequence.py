@@ -302,7 +302,7 @@ def test_the_tasks_of_a_step_are_woken_at_once():
     """An event wakes its task at once; the events of a step call their loop once, at its end."""
     calls = list[str]()
 
-    async def read(handle):
+    async def collect(handle):
         return [event.text async for event in handle]
 
     async def main():
@@ -315,7 +315,7 @@ def test_the_tasks_of_a_step_are_woken_at_once():
 
         loop.call_soon_threadsafe = counting
         handles = [RequestHandle(Request([1]), lambda handle: None) for _ in range(3)]
-        tasks = [asyncio.create_task(read(handle)) for handle in handles]
+        tasks = [asyncio.create_task(collect(handle)) for handle in handles]
         await asyncio.sleep(0)
         handles[0].put(Event(0, text="alone"))
         assert calls == ["call"]

@@ -77,8 +77,8 @@ def test_the_same_bits_as_with_all_pages(name):
         alone = [answers(engine, [item])[0] for item in expected]
     full = plan_memory(served, None, 8, None, STEP)
     assert full.windows is not None and full.windows.span is not None
-    pages, parts, _ = page_needs(CONTEXT, 8, full.windows.span, 8)
-    least = full.page_bytes[0] * pages + full.page_bytes[1] * parts
+    pages, window_pages, _ = page_needs(CONTEXT, 8, full.windows.span, 8)
+    least = full.page_bytes[0] * pages + full.page_bytes[1] * window_pages
     with pytest.raises(UserError, match="400 tokens needs"):
         plan_memory(served, None, 8, least - 1, STEP)
     calls = [0, 0, 0]
@@ -182,13 +182,13 @@ def test_no_context_is_refused_that_could_be_served_with_all_pages():
     """There are as many window pages as pages while memory is short, never fewer than a text
     needs."""
     for memory in range(1, 4000, 7):
-        each, parts, most = needs = page_needs(1000, 8, 100, 64)
+        full_pages, window_pages, most = needs = page_needs(1000, 8, 100, 64)
         pages, pieces = fit_pages(needs, 8, 3, 5, memory)
-        assert pages * 3 + pieces * 5 <= max(memory, each * 3 + parts * 5)
-        if memory >= each * 3 + parts * 5:
-            assert pages >= each
-            assert pieces >= parts
-        assert pages <= 8 * each
+        assert pages * 3 + pieces * 5 <= max(memory, full_pages * 3 + window_pages * 5)
+        if memory >= full_pages * 3 + window_pages * 5:
+            assert pages >= full_pages
+            assert pieces >= window_pages
+        assert pages <= 8 * full_pages
         assert pieces <= most
 
 

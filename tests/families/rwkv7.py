@@ -39,15 +39,15 @@ def weights():
         att, ffn = f"blocks.{layer}.att", f"blocks.{layer}.ffn"
         for name in (f"blocks.{layer}.ln1", f"blocks.{layer}.ln2", f"{att}.ln_x"):
             norm(name)
-        for name in (*(f"{att}.x_{part}" for part in "rwkvag"), f"{ffn}.x_k"):
+        for name in (*(f"{att}.x_{letter}" for letter in "rwkvag"), f"{ffn}.x_k"):
             tensors[name] = draw(generator, 1, 1, DIM, center=0.5)
-        for part, rank in RANKS.items():
-            if part == "v" and layer == 0:
+        for letter, rank in RANKS.items():
+            if letter == "v" and layer == 0:
                 continue
-            if part != "g":
-                tensors[f"{att}.{part}0"] = draw(generator, 1, 1, DIM, spread=1.0)
-            tensors[f"{att}.{part}1"] = draw(generator, DIM, rank)
-            tensors[f"{att}.{part}2"] = draw(generator, rank, DIM)
+            if letter != "g":
+                tensors[f"{att}.{letter}0"] = draw(generator, 1, 1, DIM, spread=1.0)
+            tensors[f"{att}.{letter}1"] = draw(generator, DIM, rank)
+            tensors[f"{att}.{letter}2"] = draw(generator, rank, DIM)
         for name in ("k_k", "k_a"):
             tensors[f"{att}.{name}"] = draw(generator, 1, 1, DIM, center=1.0)
         tensors[f"{att}.r_k"] = draw(generator, HEADS, DIM // HEADS)
@@ -68,11 +68,11 @@ def make():
     with tempfile.TemporaryDirectory() as folder:
         torch.save(tensors, f"{folder}/tiny.pth")
         model = RWKV(model=f"{folder}/tiny", strategy="cpu fp32")
-        whole, state, steps = model.forward(tokens, None, full_output=True)[0], None, []
+        full_logits, state, steps = model.forward(tokens, None, full_output=True)[0], None, []
         for token in tokens:
             logits, state = model.forward([token], state)
             steps.append(logits)
-    rows = {"whole": whole, "steps": torch.stack(steps)}
+    rows = {"whole": full_logits, "steps": torch.stack(steps)}
     print("its two ways differ by", (rows["whole"] - rows["steps"]).abs().max().item())
     text = {name: [[round(x, 7) for x in row] for row in y.tolist()] for name, y in rows.items()}
     FILE.write_text(json.dumps(text, separators=(",", ":")) + "\n", encoding="utf-8")

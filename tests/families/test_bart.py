@@ -96,10 +96,10 @@ def test_global_tokens_of_a_led(tmp_path):
     source = torch.randint(3, VOCAB, (2, 20), generator=generator)
     present = torch.arange(20) < torch.tensor([20, 13])[:, None]
     target = source[:, :7].flip(1)
-    seen = (torch.arange(20) < 2).long().expand(2, -1)
+    global_mask = (torch.arange(20) < 2).long().expand(2, -1)
     inputs = {"attention_mask": present.long(), "decoder_input_ids": target}
     apart = reference(source, **inputs).logits
-    expected = reference(source, **inputs, global_attention_mask=seen).logits
+    expected = reference(source, **inputs, global_attention_mask=global_mask).logits
     pos = torch.arange(20).masked_fill(~present, -1)
     for folder in ("theirs", "ours"):
         actual = store.load(tmp_path / folder)[0](target, source, source_pos=pos).logits
@@ -133,20 +133,20 @@ def test_targets_begin_as_theirs(name, tmp_path):
     start = [id for id in (first, forced) if id is not None]
     source, count, end = [9, 33, 17, 25, 40, 2], 20, 2
     written = {"max_new_tokens": count + len(start) - 1, "do_sample": False, "eos_token_id": end}
-    for theirs in (reference, again):
+    for candidate in (reference, again):
         ids = torch.tensor([source])
-        greedy = theirs.generate(ids, **written)[0].tolist()
+        greedy = candidate.generate(ids, **written)[0].tolist()
         options = {"num_beams": 4, "early_stopping": True, "length_penalty": 1.0}
-        searched = theirs.generate(ids, **written, **options)[0].tolist()
+        searched = candidate.generate(ids, **written, **options)[0].tolist()
         for folder in ("theirs", "ours", "own"):
-            ours, _ = store.load(tmp_path / folder)
-            assert list(ours.config.start) == start
+            loaded, _ = store.load(tmp_path / folder)
+            assert list(loaded.config.start) == start
             (tokens,) = (
-                generate(ours, None, source, max_new=count, temperature=0.0, eos=end).run().tokens
+                generate(loaded, None, source, max_new=count, temperature=0.0, eos=end).run().tokens
             )
             assert greedy[: len(start)] == start
             assert greedy[len(start) :] == tokens
-            ((best,),) = beam(ours, None, [source], beams=4, max_new=count, eos=end)
+            ((best,),) = beam(loaded, None, [source], beams=4, max_new=count, eos=end)
             assert searched[len(start) :][: len(best.tokens)] == best.tokens
 
 

@@ -46,8 +46,8 @@ CLASSES = sorted(
     {
         (name, table[key])
         for table in MAPPINGS
-        for name, other in TYPES
-        for key in {name, other} & {*table}
+        for name, alias in TYPES
+        for key in {name, alias} & {*table}
     }
 )
 BODIES = [
@@ -112,17 +112,17 @@ def agree(model, reference, ids, present):
     """The same labels, of padded rows and of each alone."""
     pos = torch.arange(ids.shape[1]).masked_fill(~present, -1)
     output = model(ids, pos=pos)
-    theirs = answer(reference, ids, present)
+    expected = answer(reference, ids, present)
     if output.pooled is not None:
-        assert_close(output.pooled, theirs, rtol=0.0, atol=TOLERANCE)
+        assert_close(output.pooled, expected, rtol=0.0, atol=TOLERANCE)
     else:
-        assert_close(output.tagged[present], theirs[present], rtol=0.0, atol=TOLERANCE)
-    for row, here in zip(ids, present, strict=True):
-        alone = model(row[here][None])
-        theirs = answer(reference, row[here][None], here[here][None])
+        assert_close(output.tagged[present], expected[present], rtol=0.0, atol=TOLERANCE)
+    for row, mask in zip(ids, present, strict=True):
+        alone = model(row[mask][None])
+        expected = answer(reference, row[mask][None], mask[mask][None])
         local = alone.tagged if alone.pooled is None else alone.pooled
-        assert_close(local, theirs, rtol=0.0, atol=TOLERANCE)
-    assert theirs.std() > 0.01
+        assert_close(local, expected, rtol=0.0, atol=TOLERANCE)
+    assert expected.std() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,10 @@ def test_padding_on_the_left(tmp_path):
     ids, present = ids.flip(1), present.flip(1)
     pos = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
     with torch.no_grad():
-        theirs = reference(ids, attention_mask=present.long(), position_ids=pos.clamp(min=0)).logits
-        assert_close(model(ids, pos=pos).pooled, theirs, rtol=0.0, atol=TOLERANCE)
+        expected = reference(
+            ids, attention_mask=present.long(), position_ids=pos.clamp(min=0)
+        ).logits
+        assert_close(model(ids, pos=pos).pooled, expected, rtol=0.0, atol=TOLERANCE)
 
 
 def test_a_text_that_ends_in_the_id_of_padding(tmp_path):
@@ -213,11 +215,18 @@ def test_labels_are_read_at_the_last_eos(name, tmp_path):
     agree(model, reference, ids, present)
 
 
+@pytest.mark.parametrize("end", ["SequenceClassification", "QuestionAnswering"])
+def test_an_mbart_of_one_text_leaves_the_start_of_a_translation_out(end, tmp_path):
+    """Whatever its config says of a target: theirs begins with the text's own last token."""
+    reference = reference_of("mbart", f"MBartFor{end}", decoder_start_token_id=5)
+    agree(loaded(reference, tmp_path), reference, *texts())
+
+
 def test_packed_texts_of_a_pair_are_as_alone(tmp_path):
     for name, family in (("bart", "Bart"), ("mbart", "MBart")):
         model = loaded(reference_of(name, f"{family}ForSequenceClassification"), tmp_path / name)
         ids, present = texts()
-        rows = [row[here] for row, here in zip(ids[1:], present[1:], strict=True)]
+        rows = [row[mask] for row, mask in zip(ids[1:], present[1:], strict=True)]
         pos = torch.cat([torch.arange(len(row)) for row in rows])[None]
         documents = torch.cat([torch.full((len(row),), n) for n, row in enumerate(rows)])[None]
         with torch.no_grad():
@@ -289,9 +298,9 @@ def tokenizer_folder(folder, opens, **roles):
         inner.post_processor = tokenizers.processors.TemplateProcessing(
             single=f"{opens} $A", pair=f"{opens} $A {opens} $B", special_tokens=[(opens, 1)]
         )
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **roles)
-    theirs.save_pretrained(folder)
-    return theirs
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **roles)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 @pytest.mark.parametrize("opens", ["", "<s>"])
@@ -300,10 +309,10 @@ def test_texts_and_pairs_are_framed_as_by_their_tokenizer(opens, tmp_path):
     """GPT-2's puts nothing around them, Llama's what opens each."""
     reference = reference_of("llama", "LlamaForSequenceClassification")
     reference.save_pretrained(tmp_path)
-    theirs = tokenizer_folder(tmp_path, opens, bos_token="<s>", eos_token="</s>")
+    reference_tokenizer = tokenizer_folder(tmp_path, opens, bos_token="<s>", eos_token="</s>")
     model, tokenizer = store.load(tmp_path)
     for args in (("a b c a",), ("a b", "c a a")):
-        ids = theirs(*args, return_tensors="pt").input_ids
+        ids = reference_tokenizer(*args, return_tensors="pt").input_ids
         assert tokenizer.encode_pair(*args)[0] == ids[0].tolist()
         text = args if args[1:] else args[0]
         local = glassformer.classify(model, tokenizer, [text]).probabilities
@@ -319,11 +328,11 @@ def test_a_token_that_closes_a_text_is_not_its_padding(tmp_path):
     labelled = replace(base.config, head=None, pool=config.Pool("last", None, 3, bias=False))
     model = build_model(labelled, seed=1).eval()
     store.save(model, tmp_path / "ours", tokenizer, layout="hf")
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
     reads = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     for text in ("a b c a", "b"):
         local = glassformer.classify(model, tokenizer, text).probabilities
-        logits = theirs.eval()(reads(text, return_tensors="pt").input_ids).logits
+        logits = classifier.eval()(reads(text, return_tensors="pt").input_ids).logits
         assert_close(local, logits.softmax(-1), atol=TOLERANCE, rtol=0)
 
 
@@ -382,17 +391,17 @@ def test_the_global_part_of_a_longformer(head, tmp_path):
     with torch.no_grad():
         output = model(ids, pos=torch.arange(24).masked_fill(~present, -1))
         if head == "MultipleChoice":
-            theirs = reference(ids[None], attention_mask=present[None].long()).logits[0]
-            ours = output.pooled[:, 0]
+            reference_logits = reference(ids[None], attention_mask=present[None].long()).logits[0]
+            actual = output.pooled[:, 0]
         else:
-            theirs = answer(reference, ids, present)[present]
-            ours = output.tagged[present]
-        assert_close(ours, theirs, rtol=0.0, atol=TOLERANCE)
-        assert theirs.std() > 0.01
-        for row, here in zip(ids, present, strict=True):
-            alone = model(row[here][None])
+            reference_logits = answer(reference, ids, present)[present]
+            actual = output.tagged[present]
+        assert_close(actual, reference_logits, rtol=0.0, atol=TOLERANCE)
+        assert reference_logits.std() > 0.01
+        for row, mask in zip(ids, present, strict=True):
+            alone = model(row[mask][None])
             rows = alone.pooled if head == "MultipleChoice" else alone.tagged[0]
             batched = output.pooled if head == "MultipleChoice" else output.tagged
             index = int((ids == row).all(1).nonzero())
-            expected = batched[index][None] if head == "MultipleChoice" else batched[index][here]
+            expected = batched[index][None] if head == "MultipleChoice" else batched[index][mask]
             assert_close(rows, expected, rtol=0.0, atol=TOLERANCE)

@@ -70,7 +70,7 @@ def drawn(*shape):
 
 def step_by_step(q, k, v, decay, pos, removal):
     """The rule of ``scan`` as it is written, one token of one head after another."""
-    read = torch.zeros(*q.shape[:3], v.shape[-1]).double()
+    output = torch.zeros(*q.shape[:3], v.shape[-1]).double()
     for row in range(q.shape[0]):
         for head in range(q.shape[1]):
             state = torch.zeros(k.shape[-1], v.shape[-1]).double()
@@ -78,13 +78,13 @@ def step_by_step(q, k, v, decay, pos, removal):
                 if place < 0:
                     continue
                 key, value = k[row, head, t], v[row, head, t]
-                kept = decay[row, head, t].exp().expand(len(key))
-                state = kept[:, None] * state * (place != 0)
+                retention = decay[row, head, t].exp().expand(len(key))
+                state = retention[:, None] * state * (place != 0)
                 if removal is not None:
                     value = value - removal[row, head, t] @ state
                 state = state + key[:, None] * value
-                read[row, head, t] = q[row, head, t] @ state
-    return read
+                output[row, head, t] = q[row, head, t] @ state
+    return output
 
 
 @pytest.mark.parametrize("channels", [False, True])
@@ -99,9 +99,9 @@ def test_a_scan_is_its_rule(learns, channels):
     expected, real = step_by_step(q, k, v, decay, POS, removal), (POS >= 0)[:, None, :, None]
     for sizes in ([length], [3, 1, 100, 64, length - 168]):
         state, pieces = None, []
-        parts = [x.split(sizes, 2) for x in (q, k, v, decay)]
+        chunks = [x.split(sizes, 2) for x in (q, k, v, decay)]
         removals = [None] * len(sizes) if removal is None else removal.split(sizes, 2)
-        for *piece, pos, removes in zip(*parts, POS.split(sizes, 1), removals, strict=True):
+        for *piece, pos, removes in zip(*chunks, POS.split(sizes, 1), removals, strict=True):
             output, state = scan(*piece, Flow(pos, False), state, removes)
             pieces.append(output)
         assert_close(torch.cat(pieces, 2) * real, expected * real, rtol=0, atol=1e-11)
@@ -126,8 +126,8 @@ def test_a_forgetting_mean_is_its_rule():
     real = (POS >= 0)[..., None]
     for sizes in ([length], [2, 1, 69, 1, 100, length - 173]):
         state, pieces = (), []
-        parts = (x.split(sizes, 1) for x in (k, v, POS))
-        for key, value, pos in zip(*parts, strict=True):
+        chunks = (x.split(sizes, 1) for x in (k, v, POS))
+        for key, value, pos in zip(*chunks, strict=True):
             output, state = forgetting_mean(key, value, decay, bonus, Flow(pos, False), state)
             pieces.append(output)
         assert_close(torch.cat(pieces, 1) * real, expected * real, rtol=0, atol=1e-11)
@@ -141,13 +141,13 @@ def test_a_convolution_is_its_rule():
         module.bias.copy_(drawn(5))
         expected = torch.zeros_like(x)
         for row in range(2):
-            read = []
+            window = []
             for t, place in enumerate(POS[row]):
-                read = [] if place == 0 else read
+                window = [] if place == 0 else window
                 if place >= 0:
-                    read = [*read, x[row, t]][-4:]
-                    taps = module.weight[:, 0, -len(read) :].T
-                    expected[row, t] = (torch.stack(read) * taps).sum(0) + module.bias
+                    window = [*window, x[row, t]][-4:]
+                    taps = module.weight[:, 0, -len(window) :].T
+                    expected[row, t] = (torch.stack(window) * taps).sum(0) + module.bias
         real = (POS >= 0)[..., None]
         for sizes in ([length], [2, 1, 69, 1, 100, length - 173]):
             before, pieces = None, []
@@ -200,13 +200,13 @@ def from_authors_layout(tensors):
         att, ffn = f"blocks.{layer}.att", f"blocks.{layer}.ffn"
         norms |= {f"{first}.attn_norm": f"blocks.{layer}.ln1"}
         norms |= {f"{second}.attn_norm": f"blocks.{layer}.ln2"}
-        names = {f"mix_{part}": f"x_{part}" for part in "rwkvag"}
+        names = {f"mix_{letter}": f"x_{letter}" for letter in "rwkvag"}
         names |= {"r.weight": "receptance.weight", "k.weight": "key.weight"}
         names |= {"v.weight": "value.weight", "out_proj.weight": "output.weight"}
         names |= {"decay": "w0", "a_up.bias": "a0", "v_up.bias": "v0", "bonus": "r_k"}
         names |= {"removal": "k_k", "damping": "k_a", "gain": "ln_x.weight", "offset": "ln_x.bias"}
-        names |= {f"{part}_down.weight": f"{part}1" for part in "wavg"}
-        names |= {f"{part}_up.weight": f"{part}2" for part in "wavg"}
+        names |= {f"{letter}_down.weight": f"{letter}1" for letter in "wavg"}
+        names |= {f"{letter}_up.weight": f"{letter}2" for letter in "wavg"}
         for name, file_name in names.items():
             if f"{att}.{file_name}" in tensors:
                 tensor = tensors[f"{att}.{file_name}"]
@@ -217,12 +217,12 @@ def from_authors_layout(tensors):
         ranks = rwkv7.RANKS
         mixer = TimeMix7(heads, width, ranks["w"], ranks["g"], ranks["v"] if layer else None)
         hidden = ChannelMix7(len(tensors[f"{ffn}.key.weight"]))
-        blocks += [c.Block(part, None, c.LayerNorm()) for part in (mixer, hidden)]
+        blocks += [c.Block(sublayer, None, c.LayerNorm()) for sublayer in (mixer, hidden)]
     for name, file_name in norms.items():
         for end in ("weight", "bias"):
             weights[f"{name}.{end}"] = tensors[f"{file_name}.{end}"]
-    ends = {"first_norm": c.LayerNorm(), "last_norm": c.LayerNorm()}
-    stack = c.Stack(len(blocks), tuple(blocks), c.NoPosition(), **ends)
+    outer_norms = {"first_norm": c.LayerNorm(), "last_norm": c.LayerNorm()}
+    stack = c.Stack(len(blocks), tuple(blocks), c.NoPosition(), **outer_norms)
     model = build_model(c.Decoder(dim, 64, c.Embed(vocab), stack, c.Head(tied=False)), seed=0)
     shapes = {name: weight.shape for name, weight in model.named_parameters()}
     model.load_state_dict({name: x.reshape(shapes[name]) for name, x in weights.items()})
@@ -235,8 +235,8 @@ def test_logits_of_rwkv_7_are_those_of_its_authors_package():
     expected = json.loads(rwkv7.FILE.read_text(encoding="utf-8"))
     tensors, tokens = rwkv7.weights()
     model, tokens = from_authors_layout(tensors), torch.tensor([tokens])
-    whole, steps = (torch.tensor(expected[name]) for name in ("whole", "steps"))
-    assert_close(model(tokens).logits[0], whole, rtol=0, atol=1e-5)
+    full_logits, steps = (torch.tensor(expected[name]) for name in ("whole", "steps"))
+    assert_close(model(tokens).logits[0], full_logits, rtol=0, atol=1e-5)
     for sizes in ([1] * rwkv7.LENGTH, [3, 33, 1, 3]):
         cache = Cache(model.config)
         pieces = [model(piece, cache=cache).logits[0] for piece in tokens.split(sizes, 1)]
@@ -285,8 +285,8 @@ def test_a_difference_is_its_rule(shape):
             scores = q[:, :, head] @ k[:, :, group].mT / size**0.5
             pattern = scores.masked_fill(~see, float("-inf")).softmax(-1)
             partner = group % (kv_heads // 2)
-            both = [v[:, :, partner], v[:, :, partner + kv_heads // 2]]
-            results.append(pattern @ torch.cat(both, -1))
+            values = [v[:, :, partner], v[:, :, partner + kv_heads // 2]]
+            results.append(pattern @ torch.cat(values, -1))
         mixed = results[0] - (share[0] - share[1] + start) * results[1]
         unit = mixed / (mixed.square().mean(-1, keepdim=True) + cfg.eps).sqrt()
         pairs.append((1 - start) * unit)
@@ -318,8 +318,8 @@ def test_a_difference_costs_what_is_computed_and_its_cache_what_attention_keeps(
         model.engine = "eager"
         with FlopCounterMode(display=False) as counter:
             model(tiny.tokens(1, length))
-        counts = counter.get_flop_counts()["Global"]
-        flops.append(counts[torch.ops.aten.bmm] / length)
+        flop_counts = counter.get_flop_counts()["Global"]
+        flops.append(flop_counts[torch.ops.aten.bmm] / length)
     prices = [cost.cost(shape) for shape in (cfg, plain)]
     causal = (length + 1) / (2 * length)  # of the scores that eager computes
     assert [price.attention_flops for price in prices] == [x * causal for x in flops]

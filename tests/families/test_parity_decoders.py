@@ -136,8 +136,8 @@ def test_defaults_are_those_of_transformers(family):
 @pytest.mark.parametrize("name", TABLES["published"])
 def test_files_of_transformers_4(name):
     """In the words of the files on the hub."""
-    read = recipes.read_config(TABLES["published"][name])[1]
-    assert recipes.plain(read) == recipes.plain(recipes.find(name))
+    config = recipes.read_config(TABLES["published"][name])[1]
+    assert recipes.plain(config) == recipes.plain(recipes.find(name))
 
 
 MIXERS = {
@@ -252,10 +252,10 @@ def test_a_longrope_model_for_long_texts(tmp_path, terminal):
     reference = theirs_of(
         "Phi3", **FAMILIES["Phi3"]["longrope"] | {"original_max_position_embeddings": 20}
     )
-    theirs = tmp_path / "theirs"
+    folder = tmp_path / "theirs"
     ids = tokens()
-    reference.save_pretrained(theirs)
-    short, far = (store.load(theirs, context=context)[0] for context in (None, 64))
+    reference.save_pretrained(folder)
+    short, far = (store.load(folder, context=context)[0] for context in (None, 64))
     assert (short.config.context, far.config.context) == (20, 64)
     for model, length in ((short, 20), (far, 48), (far, 21)):
         assert difference(model, reference, ids[:, :length]) <= TOLERANCE
@@ -271,14 +271,14 @@ def test_a_longrope_model_for_long_texts(tmp_path, terminal):
         (321, "made for 320"),
     ):
         with mistake(message):
-            store.load(theirs, context=context)
+            store.load(folder, context=context)
     with mistake("No published layout is for long texts alone"):
         store.save(far, tmp_path / "hf", layout="hf")
     store.save(far, tmp_path / "far")
     back, _ = store.load(tmp_path / "far")
     assert back.config == far.config
     assert difference(back, far, ids) == 0
-    line = f"convert {theirs} {tmp_path}/new"
+    line = f"convert {folder} {tmp_path}/new"
     terminal.refused(f"{line} --context 64")
     terminal.refused(f"{line} --layout glassformer --context 0")
     terminal(f"{line} --layout glassformer --context 64")

@@ -153,13 +153,17 @@ def test_a_deberta_as_published_has_ends_that_theirs_ignores(tmp_path):
     reference.save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", architectures=None)
     stored = {f"deberta.{name}": x for name, x in files(tmp_path).items()}
-    ends = ("lm_predictions.lm_head", "mask_predictions")
-    layers = [f"{end}.{name}" for end in ends for name in ("dense", "LayerNorm")]
-    extra = {f"{layer}.{part}": torch.zeros(1) for layer in layers for part in ("weight", "bias")}
+    heads = ("lm_predictions.lm_head", "mask_predictions")
+    layers = [f"{end}.{name}" for end in heads for name in ("dense", "LayerNorm")]
+    extra = {
+        f"{layer}.{parameter}": torch.zeros(1)
+        for layer in layers
+        for parameter in ("weight", "bias")
+    }
     extra |= {"deberta.embeddings.position_embeddings.weight": torch.zeros(512, 32)}
     extra |= {"mask_predictions.classifier.weight": torch.zeros(1, 32)}
     extra |= {
-        name: torch.zeros(1) for name in ("mask_predictions.classifier.bias", f"{ends[0]}.bias")
+        name: torch.zeros(1) for name in ("mask_predictions.classifier.bias", f"{heads[0]}.bias")
     }
     save_file(stored | extra, tmp_path / "model.safetensors")
     equal_ends(store.load(tmp_path)[0], reference, "right")
@@ -167,11 +171,11 @@ def test_a_deberta_as_published_has_ends_that_theirs_ignores(tmp_path):
 
 @pytest.mark.parametrize("buckets, distance", [(256, 512), (8, 40), (5, 9), (2, 4)])
 def test_distances_lie_in_the_buckets_of_theirs(buckets, distance):
-    theirs = transformers.models.deberta_v2.modeling_deberta_v2.make_log_bucket_position
+    bucket_position = transformers.models.deberta_v2.modeling_deberta_v2.make_log_bucket_position
     pos = torch.arange(2 * distance)[None]
     away = pos[:, :, None] - pos[:, None]
     table = RelativeEmbeddingModule(RelativeEmbedding(buckets, distance), 4, 1, False)
-    expected = (theirs(away, buckets, distance) + buckets).clamp(0, 2 * buckets - 1)
+    expected = (bucket_position(away, buckets, distance) + buckets).clamp(0, 2 * buckets - 1)
     assert torch.equal(table.rows(pos, pos), expected.long())
 
 
@@ -267,9 +271,9 @@ def test_published_sizes_of_encoders(name):
     """As transformers counts the shapes of the hub's config.json."""
     kind, depth, dim, heads, vocab, total = PUBLISHED[name]
     sizes = {"hidden_size": dim, "num_hidden_layers": depth, "num_attention_heads": heads}
-    rest = {"vocab_size": vocab, "intermediate_size": 4 * dim, "type_vocab_size": 1}
-    rest |= {"type_vocab_size": 2} if kind.startswith("Nomic") else {}
-    sizes |= {**rest, "max_position_embeddings": 514}
+    shared_sizes = {"vocab_size": vocab, "intermediate_size": 4 * dim, "type_vocab_size": 1}
+    shared_sizes |= {"type_vocab_size": 2} if kind.startswith("Nomic") else {}
+    sizes |= {**shared_sizes, "max_position_embeddings": 514}
     if kind.startswith("DistilBert"):
         sizes = {DISTILBERT.get(key, key): n for key, n in sizes.items()}
         sizes |= {"max_position_embeddings": 512}
@@ -434,6 +438,16 @@ SIDE = {"layers": 3, "attention_heads": 4, "ffn_dim": 52}
 def test_marian_both_ways(name, tmp_path):
     # theirs counts columns, ours what is there
     both_ways(marian(**TABLES["marian"][name]), tmp_path, equal_pairs, ("right",))
+
+
+def test_files_of_a_bare_marian(tmp_path):
+    """Names without their prefix, and no bias of the logits."""
+    reference = marian()
+    reference.final_logits_bias.zero_()
+    reference.model.save_pretrained(tmp_path)
+    model, _ = store.load(tmp_path)
+    assert not model.config.head.bias
+    equal_pairs(model, reference)
 
 
 def test_a_marian_beside_its_two_vocabularies(tmp_path):

@@ -89,14 +89,14 @@ def test_padded_rows_and_cached_text(family, changes, tmp_path):
     if alone := changes in [
         TABLES[family]["cases"][name] for name in TABLES[family].get("alone", ())
     ]:
-        theirs = torch.zeros_like(logits)
+        expected = torch.zeros_like(logits)
         for row, present in enumerate(mask.bool()):
-            theirs[row, present] = reference(ids[row, present][None]).logits[0]
+            expected[row, present] = reference(ids[row, present][None]).logits[0]
     elif family in ("Bloom", "Mpt"):
-        theirs = reference(ids, attention_mask=mask).logits
+        expected = reference(ids, attention_mask=mask).logits
     else:
-        theirs = reference(ids, attention_mask=mask, position_ids=pos.clamp(min=0)).logits
-    assert_close(logits[mask == 1], theirs[mask == 1], rtol=0.0, atol=TOLERANCE)
+        expected = reference(ids, attention_mask=mask, position_ids=pos.clamp(min=0)).logits
+    assert_close(logits[mask == 1], expected[mask == 1], rtol=0.0, atol=TOLERANCE)
     text, last = [], pos[:, -1:]
     for _ in range(20):
         chosen = logits[:, -1].argmax(-1, keepdim=True)
@@ -107,10 +107,10 @@ def test_padded_rows_and_cached_text(family, changes, tmp_path):
     if alone:
         rows = [row[present][None] for row, present in zip(ids, mask.bool(), strict=True)]
         texts = [reference.generate(row, attention_mask=row >= 0, **greedy) for row in rows]
-        whole = torch.cat([text[:, -20:] for text in texts])
+        continuations = torch.cat([text[:, -20:] for text in texts])
     else:
-        whole = reference.generate(ids, attention_mask=mask, **greedy)[:, ids.shape[1] :]
-    assert torch.equal(torch.cat(text, 1), whole)
+        continuations = reference.generate(ids, attention_mask=mask, **greedy)[:, ids.shape[1] :]
+    assert torch.equal(torch.cat(text, 1), continuations)
 
 
 @pytest.mark.parametrize("family, changes", FIRST)
@@ -132,10 +132,10 @@ def test_a_setting_is_not_ignored(family, changes, tmp_path):
 def test_every_word_of_the_config_is_read(family, monkeypatch):
     """Each field of the config class is read or refused, but for those that change nothing."""
     kind = settings_of(family)
-    asked, value = set(), ConfigReader.value
+    keys_read, value = set(), ConfigReader.value
 
     def recorded(self, key, *default):
-        asked.add(key)
+        keys_read.add(key)
         return value(self, key, *default)
 
     monkeypatch.setattr(ConfigReader, "value", recorded)
@@ -152,7 +152,7 @@ def test_every_word_of_the_config_is_read(family, monkeypatch):
     }
     fields -= {name for name in fields if name.startswith("base_")}
     silent = EVERYWHERE | set(TABLES[family]["silent"])
-    assert fields - asked <= silent, fields - asked - silent
+    assert fields - keys_read <= silent, fields - keys_read - silent
 
 
 @pytest.mark.parametrize("family", TABLES)
@@ -340,13 +340,13 @@ def test_an_mpt_reads_past_its_max_seq_len_as_one_with_more(heads, tmp_path):
     model, _ = store.load(tmp_path / "theirs")
     longer, _ = store.load(tmp_path / "theirs", context=ids.shape[1])
     reference.config.max_seq_len = ids.shape[1]
-    for ours in (model, longer):
-        assert difference(ours, reference, ids) <= TOLERANCE
+    for candidate in (model, longer):
+        assert difference(candidate, reference, ids) <= TOLERANCE
     with mistake("The prompt has 40 tokens and the model's context is 16"):
         generate(model, None, ids[0, :40].tolist(), max_new=1)
     text = generate(longer, None, ids[0, :8].tolist(), max_new=40, temperature=0.0).run().tokens
-    theirs = reference.generate(ids[:1, :8], do_sample=False, max_new_tokens=40, pad_token_id=0)
-    assert text == theirs[:, 8:].tolist()
+    expected = reference.generate(ids[:1, :8], do_sample=False, max_new_tokens=40, pad_token_id=0)
+    assert text == expected[:, 8:].tolist()
     store.save(longer, tmp_path / "ours", layout="hf")
     assert json.loads((tmp_path / "ours/config.json").read_text())["max_seq_len"] == ids.shape[1]
 

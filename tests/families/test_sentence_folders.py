@@ -48,9 +48,9 @@ def folder_of(kind, path, shared_data, **changes):
 
 def vectors_of(folder, texts=TEXTS, **options):
     """The vectors of our reading of a folder, and of theirs."""
-    theirs = library.SentenceTransformer(str(folder), device="cpu")
-    ours = glassformer.embed(*store.load(folder), texts, **options)
-    return ours, torch.tensor(theirs.encode(texts, **options))
+    sentence_model = library.SentenceTransformer(str(folder), device="cpu")
+    actual = glassformer.embed(*store.load(folder), texts, **options)
+    return actual, torch.tensor(sentence_model.encode(texts, **options))
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_vectors_both_ways(kind, mode, normalize, tmp_path, shared_data):
     steps += [STEPS.Pooling(32, pooling_mode=mode)]
     steps += [STEPS.Normalize()] * normalize
     prompts = {"query": "search: ", "passage": "found: "}
-    theirs = library.SentenceTransformer(modules=steps, device="cpu", prompts=prompts)
-    theirs.save_pretrained(str(tmp_path / "theirs"))
+    sentence_model = library.SentenceTransformer(modules=steps, device="cpu", prompts=prompts)
+    sentence_model.save_pretrained(str(tmp_path / "theirs"))
     model, tokenizer = store.load(tmp_path / "theirs")
     first = {"cls": "first", "lasttoken": "last"}.get(mode, mode)
     assert model.config.pool == config.Pool(first, normalize=normalize)
     assert model.config.context == 32
     for name in (None, "query", "passage"):
-        ours, reference = vectors_of(tmp_path / "theirs", prompt_name=name)
-        assert_close(ours, reference, rtol=0.0, atol=TOLERANCE)
+        actual, reference = vectors_of(tmp_path / "theirs", prompt_name=name)
+        assert_close(actual, reference, rtol=0.0, atol=TOLERANCE)
     plain = glassformer.embed(model, tokenizer, TEXTS)
     assert (
         glassformer.embed(model, tokenizer, TEXTS, prompt_name="query") - plain
@@ -90,16 +90,16 @@ def test_vectors_both_ways(kind, mode, normalize, tmp_path, shared_data):
         store.save(model, tmp_path / layout, tokenizer, layout=layout)
         back, _ = store.load(tmp_path / layout)
         assert (back.config, back.prompts) == (model.config, model.prompts)
-    ours, reference = vectors_of(tmp_path / "hf", prompt_name="query")
-    assert_close(ours, reference, rtol=0.0, atol=TOLERANCE)
+    actual, reference = vectors_of(tmp_path / "hf", prompt_name="query")
+    assert_close(actual, reference, rtol=0.0, atol=TOLERANCE)
 
 
 def test_a_default_prompt_stands_before_each_text(tmp_path, shared_data):
     base = folder_of("BertModel", tmp_path / "base", shared_data)
     steps = [STEPS.Transformer(str(base)), STEPS.Pooling(32)]
     options = {"prompts": {"query": "search: ", "none": ""}, "default_prompt_name": "query"}
-    theirs = library.SentenceTransformer(modules=steps, device="cpu", **options)
-    theirs.save_pretrained(str(tmp_path / "theirs"))
+    sentence_model = library.SentenceTransformer(modules=steps, device="cpu", **options)
+    sentence_model.save_pretrained(str(tmp_path / "theirs"))
     model, tokenizer = store.load(tmp_path / "theirs")
     named = dict(model.prompts)
     assert named == {
@@ -112,11 +112,11 @@ def test_a_default_prompt_stands_before_each_text(tmp_path, shared_data):
         "": "search: ",
     }
     for name in (None, "query", "none"):
-        ours, reference = vectors_of(tmp_path / "theirs", prompt_name=name)
-        assert_close(ours, reference, rtol=0.0, atol=TOLERANCE)
+        actual, reference = vectors_of(tmp_path / "theirs", prompt_name=name)
+        assert_close(actual, reference, rtol=0.0, atol=TOLERANCE)
     store.save(model, tmp_path / "ours", tokenizer, layout="hf")
-    ours, reference = vectors_of(tmp_path / "ours")
-    assert_close(ours, reference, rtol=0.0, atol=TOLERANCE)
+    actual, reference = vectors_of(tmp_path / "ours")
+    assert_close(actual, reference, rtol=0.0, atol=TOLERANCE)
     assert store.load(tmp_path / "ours")[0].prompts == model.prompts
 
 
@@ -142,8 +142,10 @@ def test_a_default_prompt_stands_before_each_text(tmp_path, shared_data):
 def test_settings_that_nothing_here_does_are_refused(page, change, text, tmp_path, shared_data):
     base = folder_of("BertModel", tmp_path / "base", shared_data)
     steps = [STEPS.Transformer(str(base)), STEPS.Pooling(32)]
-    theirs = library.SentenceTransformer(modules=steps, device="cpu", prompts={"query": "search: "})
-    theirs.save_pretrained(str(tmp_path / "theirs"))
+    sentence_model = library.SentenceTransformer(
+        modules=steps, device="cpu", prompts={"query": "search: "}
+    )
+    sentence_model.save_pretrained(str(tmp_path / "theirs"))
     edit_json(tmp_path / "theirs" / page, **change)
     with mistake(text):
         Checkpoint.open(tmp_path / "theirs")
@@ -153,8 +155,8 @@ def test_settings_that_nothing_here_does_are_refused(page, change, text, tmp_pat
 
 
 def scores_of(folder, pairs=PAIRS):
-    theirs = library.CrossEncoder(str(folder), device="cpu")
-    return torch.tensor(theirs.predict(pairs))
+    cross_encoder = library.CrossEncoder(str(folder), device="cpu")
+    return torch.tensor(cross_encoder.predict(pairs))
 
 
 def saved_by_version_4(folder, act):
@@ -174,9 +176,9 @@ def test_scores_of_a_cross_encoder(kind, act, newest, tmp_path, shared_data):
     )
     saved_by_version_4(folder, f"torch.nn.modules.{act}")
     if newest:
-        theirs = library.CrossEncoder(str(folder), device="cpu")
+        cross_encoder = library.CrossEncoder(str(folder), device="cpu")
         folder = tmp_path / "theirs"
-        theirs.save_pretrained(str(folder))
+        cross_encoder.save_pretrained(str(folder))
     model, tokenizer = store.load(folder)
     assert model.config.pool.labels == 1
     assert model.config.pool.sigmoid == act.endswith("Sigmoid")

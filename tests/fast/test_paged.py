@@ -36,7 +36,7 @@ def test_texts_in_pages_are_read_as_alone(name):
         group = [number for number in range(3) if bounds[number] > done[number]]
         places = [torch.arange(done[number], bounds[number]) for number in group]
         sizes = [len(row) for row in places]
-        ends = list(itertools.accumulate(sizes))
+        offsets = list(itertools.accumulate(sizes))
         pos = torch.cat(places)[None]
         rows = torch.arange(len(group)).repeat_interleave(torch.tensor(sizes)).int()
         pieces = [(texts[n], row) for n, row in zip(group, places, strict=True)]
@@ -46,7 +46,7 @@ def test_texts_in_pages_are_read_as_alone(name):
                 F.pad(text, (lag, 0), value=-1).unfold(0, lag, 1)[row] for text, row in pieces
             ]
             previous = torch.cat(before).flip(-1)[None]
-        spans = list(zip([0, *ends], ends, strict=False))
+        spans = list(zip([0, *offsets], offsets, strict=False))
         cache.texts = PackedTexts(pos, rows, tables[group], spans, None, previous)
         ids = torch.cat([text[row] for text, row in pieces])[None]
         out = model(ids, pos=pos, cache=cache, logits="none").hidden[0]

@@ -84,12 +84,12 @@ def test_a_row_in_fp16_has_its_bits_alone_and_beside_others():
         assert_close(y.float(), expected, atol=1e-3, rtol=1e-3)
 
 
-def same(a, b, *inputs):
+def assert_same_logits(a, b, *inputs):
     with torch.no_grad():
         assert_close(a(*inputs).logits, b(*inputs).logits, atol=1e-5, rtol=1e-5)
 
 
-def told(model, count=64):
+def greedy_tokens(model, count=64):
     return generate(model, None, [1, 2, 3], max_new=count, temperature=0).run().tokens[0]
 
 
@@ -113,7 +113,7 @@ def test_a_view_of_a_model_says_the_same(name):
     assert not any(isinstance(module, SWAPPED) for module in modules)
     assert all(a is b for a, b in zip(model.parameters(), view.model.parameters(), strict=True))
     tokens = torch.randint(VOCAB, (2, 9), generator=generator_from(0))
-    same(view.model, model, *[tokens] * (2 if name == "vaswani" else 1))
+    assert_same_logits(view.model, model, *[tokens] * (2 if name == "vaswani" else 1))
 
 
 def test_changed_weight_is_used_as_it_is_now():
@@ -136,7 +136,7 @@ def test_changed_weight_is_used_as_it_is_now():
     assert reference.current()
     model.decoder.blocks[0].attn.v.bias.data.add_(1)  # unnoticed
     view = prepack(model)
-    same(view.model, model, tokens)
+    assert_same_logits(view.model, model, tokens)
     model.load_state_dict(decoder(seed=1).state_dict())
     assert not view.current()
     model.double()
@@ -207,19 +207,19 @@ def test_only_within_the_room_there_is():
 def test_generation_prepacks_for_many_tokens_and_not_within_a_training():
     model = build_model(DECODERS["llama"], seed=0)
     assert model.training
-    few = told(model.eval(), 8)
+    few = greedy_tokens(model.eval(), 8)
     assert not keeps_copies(model)
-    plain = told(model.train())
+    plain = greedy_tokens(model.train())
     assert model.training
     assert not keeps_copies(model)
-    fast = told(model.eval())
+    fast = greedy_tokens(model.eval())
     assert keeps_copies(model)
     assert fast == plain
     assert fast[:8] == few
     pairs = zip(model.parameters(), decoder("llama", seed=1).parameters(), strict=True)
     for weight, parameter in pairs:
         weight.data.copy_(parameter)  # unnoticed by PyTorch's count of changes
-    assert told(model) == told(model.train()) != plain
+    assert greedy_tokens(model) == greedy_tokens(model.train()) != plain
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -330,12 +330,12 @@ def test_a_new_bias_beside_an_old_matrix(dtype):
 
 def test_a_replaced_module_leaves_the_others_where_they_are():
     model = decoder("gpt2")
-    other = Linear(32, 32)
+    replacement = Linear(32, 32)
     first, block = model.decoder.blocks
-    view = replace_modules(model, {block.attn.out: other})
+    view = replace_modules(model, {block.attn.out: replacement})
     replaced = view.decoder.blocks[1]
-    assert replaced.attn.out is other
-    assert block.attn.out is not other
+    assert replaced.attn.out is replacement
+    assert block.attn.out is not replacement
     assert view.decoder.blocks[0] is first
     assert replaced.ffn is block.ffn
     assert view.config is model.config

@@ -198,18 +198,18 @@ def cases():
     older, newer, encoders = TABLES.values()
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     for family in FAMILIES.split():
-        known = older["settings"].get(family) or newer.get(family, {}).get("cases", {})
-        known = known or encoders["t5"]
+        family_cases = older["settings"].get(family) or newer.get(family, {}).get("cases", {})
+        family_cases = family_cases or encoders["t5"]
         sizes = older["gpt2 sizes" if family == "GPT2" else "sizes"]
         sizes = newer[family]["sizes"] if family in newer else sizes
         shape = family.removesuffix("Encoder")
         sizes = encoders["t5 sizes"] | {"decoder_start_token_id": 0} if shape in PAIRS else sizes
-        first = FITTING[shape] if shape in FITTING else next(iter(known.values()))
+        first = FITTING[shape] if shape in FITTING else next(iter(family_cases.values()))
         borrowed = newer["GPTBigCode"]["cases"] if family == "Falcon" else {}
         for name in ("", *MORE.get(family, ())):
             changes = first
             if name:
-                changes = FITTING.get(f"{family} {name}") or (known | borrowed)[name]
+                changes = FITTING.get(f"{family} {name}") or (family_cases | borrowed)[name]
             settings = getattr(transformers, f"{shape}{'Text' * (family in OF_TEXT)}Config")
             settings = settings(**special | sizes | changes)
             raw = json.loads(settings.to_json_string(use_diff=False))
@@ -282,7 +282,7 @@ def converted(folder, llama_cpp, family):
     """The file that the converter makes of a folder, without a vocabulary."""
     sys.path[:0] = [str(llama_cpp / "gguf-py"), str(llama_cpp)]
     conversion, base = import_module("conversion"), import_module("conversion.base")
-    ModelBase, TextModel, theirs = base.ModelBase, base.TextModel, base.gguf
+    ModelBase, TextModel, gguf = base.ModelBase, base.TextModel, base.gguf
     hparams = older(family, ModelBase.load_hparams(folder, False))
     kind = conversion.get_model_class(hparams["architectures"][0])
     kind.no_mtp = family in WITHOUT_LATER
@@ -301,7 +301,7 @@ def converted(folder, llama_cpp, family):
     (folder / "tokenizer.json").write_text(json.dumps(vocabulary | {"added_tokens": []}))
     path = folder / "model.gguf"
     with torch.inference_mode():
-        kind(folder, theirs.LlamaFileType.ALL_F32, path, hparams=hparams).write()
+        kind(folder, gguf.LlamaFileType.ALL_F32, path, hparams=hparams).write()
     return path
 
 

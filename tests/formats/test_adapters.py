@@ -157,8 +157,8 @@ def test_one_expert_of_a_weight_that_holds_all_is_refused(tmp_path):
     page = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base")}
     (tmp_path / adapters.PAGE).write_text(json.dumps(page))
     name = "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
-    whole = {f"base_model.model.{name.format(1)}": torch.ones(24, 32)}
-    save_file(whole, tmp_path / adapters.TENSORS)
+    tensors = {f"base_model.model.{name.format(1)}": torch.ones(24, 32)}
+    save_file(tensors, tmp_path / adapters.TENSORS)
     with mistake(f"a part of a weight that its base keeps whole; add {name.format(0)}"):
         store.load(tmp_path)
 

@@ -44,16 +44,16 @@ def test_rows_begin_as_the_mean_and_the_others_stay(tokenizer, tied, spare, tmp_
     assert_close(rows[tokenizer.size], rows[: tokenizer.size].mean(0))
     transformers = pytest.importorskip("transformers")
     store.save(wider, tmp_path, grown, layout="hf")
-    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     other_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert other_tokenizer.chat_template == "{{ messages }}"
     text = f"{NEW[0]}the cat{NEW[1]}"
     ids = other_tokenizer(text, add_special_tokens=False)["input_ids"]
     assert ids == grown.encode(text, special=True)
     ids = torch.tensor([ids])
-    assert_close(other(ids).logits, wider(ids).logits, atol=1e-4, rtol=1e-4)
-    again, read = store.load(tmp_path)
-    assert read.chat_template == "{{ messages }}"
+    assert_close(reference(ids).logits, wider(ids).logits, atol=1e-4, rtol=1e-4)
+    again, reloaded_tokenizer = store.load(tmp_path)
+    assert reloaded_tokenizer.chat_template == "{{ messages }}"
     assert_close(again(ids).logits, wider(ids).logits)
 
 

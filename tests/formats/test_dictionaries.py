@@ -58,8 +58,8 @@ def test_arrays_of_gemma_scope(tmp_path):
         assert_close(features, torch.tensor(case["features"]), atol=1e-5, rtol=0)
     with mistake("does not say what it reads", "--at"):
         dictionaries.load_dictionary(tmp_path)
-    whole = (tmp_path / "params.npz").read_bytes()
-    patched = whole.replace(b"PK\x01\x02", b"PK\x01\x02\0\x5e", 1)  # a version that nobody reads
+    content = (tmp_path / "params.npz").read_bytes()
+    patched = content.replace(b"PK\x01\x02", b"PK\x01\x02\0\x5e", 1)  # a version that nobody reads
     one_array, text = io.BytesIO(), io.BytesIO()
     np.save(one_array, np.zeros(3))
     np.savez(text, W_enc=np.array(["x"]))
@@ -126,9 +126,9 @@ def test_features_are_values_that_edits_change():
         model(tokens, tape=tape)
         dictionary = drawn(cfg.dim, cfg.dim, address, target)
         dictionaries.attach(model, dictionary)
-        seen = Tape("features.*")
-        assert torch.equal(model(tokens, tape=seen).logits, plain)
-        features = seen["features.active"]
+        feature_tape = Tape("features.*")
+        assert torch.equal(model(tokens, tape=feature_tape).logits, plain)
+        features = feature_tape["features.active"]
         expected = dictionary.encode(dictionaries.rows_of(tape[address]))
         assert torch.equal(features, expected)
         assert ((features > 0).sum(-1) <= 4).all()

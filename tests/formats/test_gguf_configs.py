@@ -99,6 +99,7 @@ def test_factors_are_those_that_transformers_divides_by():
         ({"llama.attention.head_count": 0}, "num_attention_heads"),
         ({"llama.attention.head_count": [4, 4]}, "num_attention_heads"),
         ({"llama.nextn_predict_layers": 1, "llama.block_count": "5"}, "of another type"),
+        ({"llama.rope.freq_base": 1_176_256_512}, "of another type than its name says"),
         ({"llama.rope.scaling.type": "new", "llama.rope.scaling.factor": 4.0}, 'is "new"'),
         ({"llama.embedding_length": "wide"}, "hidden_size"),
         ({"llama.block_count": 1 << 40}, "num_hidden_layers"),
@@ -109,6 +110,20 @@ def test_fields_of_what_is_not_read_are_named(change, sentence):
     fields = {key: value for key, value in {**fields, **change}.items() if value is not None}
     with mistake(re.escape(sentence)):
         gguf.read_config(fields, shapes, factors, "it")
+
+
+def test_blocks_that_predict_later_tokens_are_the_last_of_those_counted():
+    fields = {"general.architecture": "glm4moe", "glm4moe.block_count": 4}
+    later = {**fields, "glm4moe.nextn_predict_layers": 1}
+    names = [f"blk.{number}.attn_q.weight" for number in range(6)]
+    assert [gguf.is_later(name, later) for name in names] == [False] * 3 + [True] + [False] * 2
+    assert not any(gguf.is_later(name, fields) for name in (*names, "output.weight"))
+
+
+def test_long_factors_without_the_short_ones_are_refused():
+    fields, shapes, _factors = described(recipes.find("llama/stories260k"))
+    with mistake("lacks what belongs to another .'rope_factors_short.weight'"):
+        gguf.read_config(fields, shapes, {gguf.LONG_FACTORS["long"]: [1.0] * 4}, "it")
 
 
 def test_rotary_factors_of_another_family_are_refused():
@@ -232,9 +247,9 @@ def test_a_file_is_the_converters(tmp_path, name):
     facts, family = CASES[name], name.partition(" ")[0]
     model = model_of(facts["config"])
     gguf_file.save(model, tmp_path / "model.gguf", "F32", None)
-    ours, theirs = facts_of(tmp_path / "model.gguf"), THEIRS.get(name, THEIRS.get(family, {}))
-    assert ours["tensors"] == facts["tensors"]
-    assert {**ours["fields"], **theirs} == facts["fields"]
+    actual, overrides = facts_of(tmp_path / "model.gguf"), THEIRS.get(name, THEIRS.get(family, {}))
+    assert actual["tensors"] == facts["tensors"]
+    assert {**actual["fields"], **overrides} == facts["fields"]
     back, tokenizer = glassformer.load(tmp_path / "model.gguf")
     assert tokenizer is None
     if family.startswith(UNEQUAL):
@@ -244,7 +259,7 @@ def test_a_file_is_the_converters(tmp_path, name):
             assert tiny.equal_tensors(back.state_dict(), model.state_dict())
         assert torch.equal(logits_of(back), logits_of(model))
     gguf_file.save(back, tmp_path / "again.gguf", "F32", None)
-    assert facts_of(tmp_path / "again.gguf")["fields"] == ours["fields"]
+    assert facts_of(tmp_path / "again.gguf")["fields"] == actual["fields"]
 
 
 @pytest.mark.parametrize("mode", ["mean", "first", "last"])
@@ -307,13 +322,13 @@ def test_logits_are_those_of_transformers(tmp_path, name):
     kind = transformers.AutoModelForCausalLM
     if encodes or pair:
         kind = getattr(transformers, CASES[name]["config"]["architectures"][0])
-    theirs = kind.from_pretrained(tmp_path / "theirs").eval()
+    reference = kind.from_pretrained(tmp_path / "theirs").eval()
     back, _ = glassformer.load(tmp_path / "model.gguf")
     with torch.no_grad():
-        expected = theirs(SOURCE, decoder_input_ids=IDS) if pair else theirs(IDS)
+        expected = reference(SOURCE, decoder_input_ids=IDS) if pair else reference(IDS)
     expected = expected.last_hidden_state if encodes else expected.logits
     if family == "UMT5":  # whose head transformers 5 scales, whatever the file says
-        expected = expected * theirs.config.d_model**0.5
+        expected = expected * reference.config.d_model**0.5
     assert expected.std() > 0.3 * getattr(model.config.head, "scale", 1.0)
     largest = float(expected.abs().max())
     torch.testing.assert_close(logits_of(back), expected, rtol=0.0, atol=1e-5 * max(largest, 1.0))

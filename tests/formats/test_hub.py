@@ -31,9 +31,9 @@ class Hub(BaseHTTPRequestHandler):
         elif self.path == "/api/repos/create":
             self.answer({"url": f"{self.server.address}/me/plays"})
         elif "/preupload/" in self.path:
-            asked = json.loads(body)["files"]
+            files = json.loads(body)["files"]
             mode = {"uploadMode": "regular", "shouldIgnore": False}
-            entries = [{"path": file["path"], **mode} for file in asked]
+            entries = [{"path": file["path"], **mode} for file in files]
             self.answer({"files": entries})
         elif "/commit/" not in self.path:  # such as a check of the card's YAML
             self.answer({"errors": [], "warnings": []})

@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 
 def test_it_computes_as_transformers_does(folder, terminal, tmp_path):
-    theirs = transformers.GptOssForCausalLM.from_pretrained(
+    reference = transformers.GptOssForCausalLM.from_pretrained(
         folder,
         quantization_config=transformers.Mxfp4Config(dequantize=True),
         dtype=torch.float32,
@@ -48,13 +48,13 @@ def test_it_computes_as_transformers_does(folder, terminal, tmp_path):
     model, _ = store.load(folder, dtype="float32")
     ids = tokens()
     with torch.no_grad():
-        expected = theirs(ids).logits
+        expected = reference(ids).logits
         assert_close(model(ids).logits, expected, rtol=0.0, atol=TOLERANCE)
     assert expected.std() > 0.1
     assert terminal.json(f"doctor {folder}")["loads"]
     store.save(model, tmp_path / "plain", layout="hf")  # as numbers, bit for bit theirs
     plain = transformers.GptOssForCausalLM.from_pretrained(tmp_path / "plain").eval()
-    assert equal_tensors(plain.state_dict(), theirs.state_dict())
+    assert equal_tensors(plain.state_dict(), reference.state_dict())
 
 
 @pytest.mark.parametrize(

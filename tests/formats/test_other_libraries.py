@@ -280,14 +280,14 @@ def test_letters_of_the_text_are_its_tokenizer(tmp_path, terminal):
     (tmp_path / "input.txt").write_text("hello world\nab\n")
     terminal(line)
     notes = terminal.notes
-    ours = tmp_path / "ours"
+    folder = tmp_path / "ours"
     assert notes.startswith("This model has no tokenizer: ")
     assert notes.count("\n") == 1
-    hint = f"glassformer convert {ours} --tokenizer NAME --out NEW_FOLDER"
-    assert hint in terminal.refused(f"generate {ours} he")
+    hint = f"glassformer convert {folder} --tokenizer NAME --out NEW_FOLDER"
+    assert hint in terminal.refused(f"generate {folder} he")
     program = notes.partition('python -c "')[2].partition('"')[0]
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
-    for source in (line.removesuffix(f" --out {ours}"), f"convert {ours}"):
+    for source in (line.removesuffix(f" --out {folder}"), f"convert {folder}"):
         out = tmp_path / f"of {len(source)}"
         terminal(f"{source} --tokenizer {tmp_path}/letters --out", out)
         _, tokenizer = glassformer.load(out)
@@ -295,7 +295,7 @@ def test_letters_of_the_text_are_its_tokenizer(tmp_path, terminal):
     terminal("generate", out, "he", "--max-new", 4)
     # with a special token: one too many
     glassformer.core.tokenizer.train("char", ["hello world\nab\n"]).save(tmp_path / "more")
-    line = line.replace(str(ours), f"{tmp_path}/none")
+    line = line.replace(str(folder), f"{tmp_path}/none")
     message = "12 tokens, the model only 11; give the model's own tokenizer, for a model of char"
     assert message in terminal.refused(f"{line} --tokenizer {tmp_path}/more")
     assert not (tmp_path / "none").exists()
@@ -526,13 +526,13 @@ def test_a_small_file_takes_little_memory_and_time(tmp_path):
     many = b"\x80\x02" + b"N" * 100_000_000
     paths.append(archive_of(tmp_path / "packed.pt", many, zipfile.ZIP_DEFLATED))
     output = subprocess.check_output([sys.executable, "-c", LOOK, *paths], text=True)
-    read = []
+    readable = []
     for path, (message, seconds, mib) in zip(
         paths, map(json.loads, output.splitlines()), strict=True
     ):
         assert seconds <= 8 and mib <= 200, (path.stem, message)
-        read += [path.stem] * (message == "read")
-    assert read == ["sound", "dicts shared"]
+        readable += [path.stem] * (message == "read")
+    assert readable == ["sound", "dicts shared"]
 
 
 def test_damaged_archives_are_one_sentence(tmp_path):

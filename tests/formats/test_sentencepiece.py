@@ -94,14 +94,14 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
 
     model = sentencepiece_model_pb2.ModelProto()
     model.ParseFromString((shared_data / "tok-t5" / "spiece.model").read_bytes())
-    whole = model.normalizer_spec.precompiled_charsmap
+    charsmap = model.normalizer_spec.precompiled_charsmap
     chance = random.Random(0)
     del model.pieces[300:]
     path = tmp_path / "x.model"
-    size = int.from_bytes(whole[:4], "little")
+    size = int.from_bytes(charsmap[:4], "little")
     refused = 0
     for _ in range(20):
-        table = bytearray(whole)
+        table = bytearray(charsmap)
         for _ in range(100):
             table[chance.randrange(4, 4 + size)] = chance.randrange(256)
         model.normalizer_spec.precompiled_charsmap = bytes(table)

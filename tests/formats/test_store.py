@@ -376,12 +376,12 @@ def test_saving_leaves_other_files_alone_and_replaces_its_own(tmp_path, llama, t
 
     save_in_shards()
     assert len(list(tmp_path.glob("model-*"))) > 1
-    others = ("notes.txt", "other.safetensors", "sub/model.safetensors")
+    other_files = ("notes.txt", "other.safetensors", "sub/model.safetensors")
     (tmp_path / "sub").mkdir()
-    for name in others:
+    for name in other_files:
         (tmp_path / name).touch()
     store.save(tiny, tmp_path)
-    assert set(snapshot(tmp_path)) == {"config.json", "model.safetensors", *others}
+    assert set(snapshot(tmp_path)) == {"config.json", "model.safetensors", *other_files}
     assert equal_weights(store.load(tmp_path)[0], tiny)
     save_in_shards()
     assert not (tmp_path / "model.safetensors").exists()

@@ -9,7 +9,7 @@ import pytest
 
 from glassformer.core.tokenizer import tokenizer as face
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.core.tokenizer.vocabulary import byte_alphabet
+from glassformer.core.tokenizer.detokenizer import byte_alphabet
 from glassformer.formats import tiktoken_backend as backend
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_forms import from_json
@@ -169,11 +169,11 @@ def test_a_character_that_splits_otherwise_is_found(monkeypatch):
     second = train_tokenizer("bpe", ["a b"], 257)._tiktoken
     assert second is not None
     assert second.encode("né") is not None
-    (letters, _), *others = backend._engines()
+    (letters, _), *engines = backend._engines()
     from tokenizers import Regex, normalizers
 
     without = normalizers.Replace(Regex(r"\P{L}|é"), "")
-    monkeypatch.setattr(backend, "_engines", lambda: [(letters, without), *others])
+    monkeypatch.setattr(backend, "_engines", lambda: [(letters, without), *engines])
     monkeypatch.setattr(backend, "_status", backend._status.copy())
     backend._status[ord("é")] = 0
     assert second.encode("né") is None

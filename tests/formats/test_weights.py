@@ -23,7 +23,7 @@ from glassformer.core.checkpoints.headers import read_headers
 from glassformer.core.nn import build
 from glassformer.families.names import NameRule, Table
 from glassformer.formats import mapped as mapping
-from glassformer.formats import weights
+from glassformer.formats import store, weights
 from glassformer.formats.mapped import MappedFiles
 from mistakes import mistake
 from seeding import generator_from
@@ -44,7 +44,7 @@ def there_and_back(rule, actual, folder):
     """Saved tensors of the parameters; loading them must restore the parameters."""
     shapes = {name: tuple(tensor.shape) for name, tensor in actual.items()}
     table = Table((rule,))
-    write(weights.pieces(table, actual, shapes), folder)
+    write(store.tensors_to_write(table, actual, shapes), folder)
     back = {name: torch.full_like(tensor, float("nan")) for name, tensor in actual.items()}
     published = tensorfiles.open_files(folder)
     weights.fill(weights.check(table, shapes, published), published, back, shapes)
@@ -93,7 +93,7 @@ C = 5  # heads, their width, the model's
 
 
 @pytest.mark.parametrize(
-    "axes, actual, theirs",
+    "axes, actual, to_reference",
     [
         ("h c d -> (h d) c", (H * D, C), lambda t: t.view(H, D, C).transpose(1, 2)),  # W_Q
         ("h d c -> c (h d)", (C, H * D), lambda t: t.T.reshape(H, D, C)),  # W_O
@@ -102,11 +102,11 @@ C = 5  # heads, their width, the model's
     ],
     ids=["W_Q", "W_O", "b_Q", "Flax"],  # of TransformerLens
 )
-def test_a_heads_axis_is_folded(axes, actual, theirs, tmp_path):
+def test_a_heads_axis_is_folded(axes, actual, to_reference, tmp_path):
     local = numbers(*actual)
     rule = NameRule("h.{i}.W", f"{B}.q", axes=axes, heads=H)
     reference = there_and_back(rule, {"blocks.0.q": local}, tmp_path)
-    assert torch.equal(reference["h.0.W"], theirs(local))
+    assert torch.equal(reference["h.0.W"], to_reference(local))
 
 
 def test_rotary_pairs_of_neighbours_become_halves(tmp_path):

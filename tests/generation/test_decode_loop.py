@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from torch.testing import assert_close
 import glassformer
 import tiny
 from glassformer import config as c
+from glassformer.core import registry
 from glassformer.core.generation import generate
 from glassformer.core.generation.session import Session
 from glassformer.core.nn import build_model
@@ -189,10 +191,10 @@ def test_one_token_costs_one_position(rotary, monkeypatch):
 
     monkeypatch.setattr(type(rotary), "forward", watched)
     run(rotary, PROMPTS, 4, samples=2, seed=1)
-    first, *others = sizes  # one prefill for all samples; the last token is not read back
+    first, *decode_sizes = sizes  # one prefill for all samples; the last token is not read back
     # in pages all rows lie side by side
     assert first == (4, 12)
-    assert others in ([(8, 1)] * 3, [(1, 8)] * 3)
+    assert decode_sizes in ([(8, 1)] * 3, [(1, 8)] * 3)
 
 
 def test_dropout_sleeps_and_training_goes_on(rotary):
@@ -203,6 +205,17 @@ def test_dropout_sleeps_and_training_goes_on(rotary):
         assert torch.is_grad_enabled()
         assert step.logprob <= 0
     assert output.tokens == greedy(rotary, PROMPTS[0], 9).tokens
+
+
+def test_only_many_tokens_outside_a_training_are_prepared_for(rotary, monkeypatch):
+    """A training's next step would make copies of the weights worthless."""
+    prepared = []
+    room = SimpleNamespace(prepare=lambda session, steps: prepared.append(session.model.training))
+    model = build_model(rotary.config, seed=7)
+    monkeypatch.setattr(registry, "load", lambda topic: [room])
+    for training, count in itertools.product((True, False), (31, 32)):
+        Session(model.train(training)).prepare(count)
+    assert prepared == [False]
 
 
 # ----------------------------------------------------------------------------------------- ends
@@ -295,9 +308,9 @@ def test_text_in_text_out(rotary):
     assert last.finishes == ["stop"]
     assert last.text == cut.text
     # what might have begun a stop string is shown
-    held = text(stop=expected[-2:] + "@@")
-    assert held.text == expected
-    assert held.finishes == ["length"]
+    result = text(stop=expected[-2:] + "@@")
+    assert result.text == expected
+    assert result.finishes == ["length"]
     many = text(prompt=["HELLO", None, "ME"])
     assert many.texts[0] == expected
     assert many.rows[1].prompt == [1]

@@ -16,7 +16,7 @@ STUDENTS = [f"student {n}" for n in range(25)]
 
 
 def numbers(text):
-    return [float(part) for part in text.split(", ")]
+    return [float(field) for field in text.split(", ")]
 
 
 def answer(item, question):
@@ -68,16 +68,16 @@ def test_the_answers_are_numpys(student):
 def test_the_merges_are_those_of_the_library_tokenizers(student):
     tokenizers = pytest.importorskip("tokenizers")
     item = problem("merges", student, 3)
-    counts = dict(item.tables[0][1])
+    frequencies = dict(item.tables[0][1])
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    letters = len(set("".join(counts)))
+    letters = len(set("".join(frequencies)))
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=letters + 3, show_progress=False)
-    model.train_from_iterator([" ".join([word] * n) for word, n in counts.items()], trainer)
+    model.train_from_iterator([" ".join([word] * n) for word, n in frequencies.items()], trainer)
     vocabulary = sorted(model.get_vocab().items(), key=lambda pair: pair[1])
     merged = ["".join(text.split(" (")[0].split(" + ")) for _, text, _ in item.answers[:3]]
     assert merged == [token for token, at in vocabulary[letters:]]
-    longest = max(counts, key=len)
+    longest = max(frequencies, key=len)
     assert item.answers[3][1].split() == model.encode(longest).tokens
 
 

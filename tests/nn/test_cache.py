@@ -55,13 +55,13 @@ class Walk:
         totals = [self.draw.randint(least, max(least, 5)) for _ in self.rows]
         totals[self.draw.randrange(3)] += 1
         # a batch of prompts is padded before them
-        left = not self.cache.length and self.draw.random() < 0.5
+        pad_left = not self.cache.length and self.draw.random() < 0.5
         stored = []
         for count, end in zip(totals, self.last_positions(), strict=True):
             start = end + 1 + (self.draw.choice((0, 0, 3)) if end >= 0 else 0)
             row = [(self.draw.randrange(tiny.VOCAB), start + step) for step in range(count)]
             padding = [(0, -1)] * (max(totals) - count)
-            stored.append(padding + row if left else row + padding)
+            stored.append(padding + row if pad_left else row + padding)
         self.forward(stored, explicit_pos=True)
 
     def onward(self):

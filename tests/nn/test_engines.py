@@ -270,7 +270,7 @@ def test_an_engine_is_named_as_its_file_is():
 
 
 @pytest.mark.parametrize(
-    "name, others",
+    "name, fallbacks",
     [
         ("eager", {}),
         ("sdpa", {"capped": "eager"}),
@@ -279,7 +279,7 @@ def test_an_engine_is_named_as_its_file_is():
         ("prefill", {"capped": "eager"} | dict.fromkeys(("plain", "biased", "learning"), "sdpa")),
     ],
 )
-def test_what_an_engine_cannot_compute_is_left_to_another(name, others):
+def test_what_an_engine_cannot_compute_is_left_to_another(name, fallbacks):
     q = torch.randn(1, 1, SHORT, D)
     plain = AttentionInputs(q, q, q, causal_mask(row(SHORT), contiguous=True), None, SCALE)
     inputs = {
@@ -291,5 +291,5 @@ def test_what_an_engine_cannot_compute_is_left_to_another(name, others):
     if name != "prefill":
         inputs["dropping"] = plain._replace(dropout=0.1)
     assert {kind: choose(item, name).name for kind, item in inputs.items()} == {
-        kind: others.get(kind, name) for kind in inputs
+        kind: fallbacks.get(kind, name) for kind in inputs
     }

@@ -116,7 +116,7 @@ def test_prefixes_of_the_rule_and_of_the_data_add_up():
         (c.Full() & c.Window(7), 7),
         (c.Window(7) | c.Window(9), 9),
         ((c.Window(20) & c.Window(9)) | c.Window(3), 9),
-        *((each, None) for each in (c.Full(), c.Strided(4), c.Fixed(4), c.Causal(), c.Prefix(3))),
+        *((rule, None) for rule in (c.Full(), c.Strided(4), c.Fixed(4), c.Causal(), c.Prefix(3))),
         (c.Window(7) | c.Full(), None),
     ],
     ids=str,

@@ -44,9 +44,9 @@ def test_a_circuit_is_the_commands(name, tmp_path, terminal):
     pair = name == "t5"
     texts = {"text": TEXTS[1]} | ({"source": "the mat sat"} if pair else {})
     run = client.ask("/api/runs", model=name, **texts)["run"]
-    asked = {"answer": "7", "instead": "3", "least": 0.1, "greedy": not pair, "draws": 3}
-    other = {"corrupted_source": "the log sat"} if pair else {"corrupted": "a cat and a dog"}
-    answer = client.ask(f"/api/runs/{run}/circuit", **asked, **other)
+    options = {"answer": "7", "instead": "3", "least": 0.1, "greedy": not pair, "draws": 3}
+    corrupted = {"corrupted_source": "the log sat"} if pair else {"corrupted": "a cat and a dog"}
+    answer = client.ask(f"/api/runs/{run}/circuit", **options, **corrupted)
     words = "--source 'the mat sat' --source 'the log sat'"
     words = words if pair else "--corrupted 'a cat and a dog' --greedy"
     command = f"circuit {path} '{TEXTS[1]}' --answer 7 --instead 3 --least 0.1 --draws 3"
@@ -63,10 +63,10 @@ def test_a_circuit_refuses_edits_and_ends_with_its_reader(tmp_path):
     assert "take the edits out" in client.ask(f"/api/runs/{run}/circuit")["error"]
     run = client.ask("/api/runs", **texts)["run"]
     assert "least is 2" in client.ask(f"/api/runs/{run}/circuit", least=2)["error"]
-    asked = iter(range(9))
+    calls = iter(range(9))
 
     def gone():
-        if next(asked) == 8:
+        if next(calls) == 8:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

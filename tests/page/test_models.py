@@ -118,15 +118,15 @@ def test_who_leaves_while_he_waits_gives_up_his_place():
 def test_a_circuit_and_a_beam_search_let_others_between_their_passes(tmp_path, monkeypatch):
     client = served.client(served.page(served.saved("gpt2", tmp_path / "m")))
     run = client.ask("/api/runs", model="m", text="the cat")["run"]
-    ways, acquire = [], FairLock.acquire
+    gave_way, acquire = [], FairLock.acquire
 
     @contextmanager
     def counted(lock, check):
         with acquire(lock, check) as give_way:
-            yield lambda: ways.append(give_way())
+            yield lambda: gave_way.append(give_way())
 
     monkeypatch.setattr(FairLock, "acquire", counted)
     client.ask("/api/beam", model="m", text="the cat", max_new=5)
-    searched = len(ways)
+    searched = len(gave_way)
     assert client.post(f"/api/runs/{run}/circuit", json={"draws": 9}).status_code == 200
-    assert searched >= 4 and len(ways) - searched > 9
+    assert searched >= 4 and len(gave_way) - searched > 9

@@ -40,10 +40,10 @@ ATTENTIONS = {  # how many, and whose tokens they look at
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attentions_and_the_head_are_found_and_no_router_is_one(name):
     trace = ModuleTrace(tiny_transformers.build(name), (), tiny_transformers.inputs(name))
-    found = [op for op in trace.plan if op.is_attention]
+    attentions = [op for op in trace.plan if op.is_attention]
     count, looks = ATTENTIONS[name]
-    assert len(found) == count and {op.of_source for op in found} == looks
-    for op in found:
+    assert len(attentions) == count and {op.of_source for op in attentions} == looks
+    for op in attentions:
         rows = trace[op.id].sum(-1)
         torch.testing.assert_close(rows, torch.ones_like(rows) * rows.max(), rtol=0, atol=1)
     assert (trace.plan.head is None) == (name == "ViT")

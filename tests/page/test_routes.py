@@ -509,9 +509,9 @@ def test_the_shipped_model_answers_without_arguments():
     client = served.client(served.page())
     card, *beside = client.answer("/api/models")
     assert card["name"] == "tiny-page" and card["parameters"] == 917_760
-    names = [each["name"] for each in beside]
+    names = [card["name"] for card in beside]
     assert names == ["tiny-encoder", "tiny-stories", "tiny-translator"]
-    assert not any(each["loaded"] for each in beside), "each is loaded when it is first chosen"
+    assert not any(card["loaded"] for card in beside), "each is loaded when it is first chosen"
     result = run(client, "tiny-page", text="ROMEO:\nWhat light is")
     assert client.answer(f"/api/runs/{result['run']}/check")["captured_vs_fast_max_abs"] < 1e-4
 
@@ -557,14 +557,14 @@ def test_one_client_of_the_page_keeps_none_waiting(folder, monkeypatch):
             await asyncio.sleep(1)
             try:
                 async with asyncio.timeout(30):
-                    shown = await fair.get("/api/models")
+                    models = await fair.get("/api/models")
                     passed = await fair.post("/api/runs", json={"model": "crowd", "text": "cat"})
             finally:
                 release.set()
-            return shown, passed, [answer.status_code for answer in await asyncio.gather(*going)]
+            return models, passed, [answer.status_code for answer in await asyncio.gather(*going)]
 
-    shown, passed, statuses = asyncio.run(ask())
-    assert shown.status_code == passed.status_code == 200
+    models, passed, statuses = asyncio.run(ask())
+    assert models.status_code == passed.status_code == 200
     assert set(statuses) == {200, 503} and 20 <= statuses.count(503) < 35
     assert not page.bodies.held
 

@@ -194,8 +194,8 @@ def test_a_run_file_means_what_it_says(path, monkeypatch, tmp_path):
         assert plan == run_file.read_run(path)
         assert not chosen
         assert plan.train.early_stop == 0
-        said = tomllib.loads(path.read_text(encoding="utf-8"))["data"]
-        assert getattr(plan.data, "split", "end") == said.get("split", "end")
+        data = tomllib.loads(path.read_text(encoding="utf-8"))["data"]
+        assert getattr(plan.data, "split", "end") == data.get("split", "end")
         raise UserError("So far.")
 
     monkeypatch.setattr("glassformer.runs.launch.run", stop)

@@ -10,26 +10,26 @@ import pytest
 import glassformer
 from glassformer.cli import main
 from mistakes import mistake
-from runs.test_replay import corpus, thinned, whole  # noqa: F401
+from runs.test_replay import corpus, saved_run, thinned  # noqa: F401
 
 SIZES = {"draws": 2, "length": 6}
 
 
 @pytest.fixture(scope="module")
-def history(whole, tmp_path_factory):  # noqa: F811
-    few = thinned(whole, tmp_path_factory.mktemp("few") / "run", 2, 5, 9)
+def history(saved_run, tmp_path_factory):  # noqa: F811
+    few = thinned(saved_run, tmp_path_factory.mktemp("few") / "run", 2, 5, 9)
     glassformer.replay(few, 3)
     return glassformer.head_history(few, **SIZES)
 
 
-def test_each_step_has_the_scores_of_its_checkpoint(history, whole):  # noqa: F811
-    log = {line["step"]: line for line in map(json.loads, (whole / "log.jsonl").open())}
+def test_each_step_has_the_scores_of_its_checkpoint(history, saved_run):  # noqa: F811
+    log = {line["step"]: line for line in map(json.loads, (saved_run / "log.jsonl").open())}
     assert [moment.step for moment in history.steps] == [2, 3, 5, 9]
     assert [moment.valid_loss is None for moment in history.steps] == [False, True, True, False]
     for moment in history.steps:
         line = log[moment.step]
         assert (moment.loss, moment.valid_loss) == (line["loss"], line.get("valid_loss"))
-        loaded = glassformer.load(whole / f"step-{moment.step:06d}")
+        loaded = glassformer.load(saved_run / f"step-{moment.step:06d}")
         assert moment.heads == glassformer.head_scores(*loaded, **SIZES).heads
     assert history.steps[0].heads != history.steps[-1].heads
 
@@ -67,8 +67,8 @@ def test_the_highest_come_first(history):
         history.lines("size", 1)
 
 
-def test_the_command(whole, tmp_path, capsys):  # noqa: F811
-    few = thinned(whole, tmp_path / "few", 1, 9)
+def test_the_command(saved_run, tmp_path, capsys):  # noqa: F811
+    few = thinned(saved_run, tmp_path / "few", 1, 9)
     options = ["--over-time", "--draws", "2", "--length", "6"]
     assert main(["heads", str(few), *options, "--top", "2", "--sort", "previous"]) == 0
     lines = capsys.readouterr().out.splitlines()

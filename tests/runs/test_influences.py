@@ -12,14 +12,14 @@ from glassformer import training
 from glassformer.cli import main
 from glassformer.runs.replay import Replay
 from mistakes import mistake
-from runs.test_replay import corpus, thinned, trained, whole  # noqa: F401
+from runs.test_replay import corpus, saved_run, thinned, trained  # noqa: F401
 
 TEXT = "7 times 7 is 49.\n"
 
 
-def test_left_out_is_trained_again_without_the_row(whole, tmp_path):  # noqa: F811
+def test_left_out_is_trained_again_without_the_row(saved_run, tmp_path):  # noqa: F811
     """The measured rise is that of a training whose loop is run here, on batches changed by hand."""
-    few = thinned(whole, tmp_path / "few", 4, 9)
+    few = thinned(saved_run, tmp_path / "few", 4, 9)
     result = glassformer.influence(few, TEXT, count=2)
     model, tokenizer = glassformer.load(few / "step-000009")
     ids = torch.tensor([tokenizer.encode(TEXT)[:17]])
@@ -32,7 +32,7 @@ def test_left_out_is_trained_again_without_the_row(whole, tmp_path):  # noqa: F8
 
     assert result.loss == pytest.approx(loss(model), rel=1e-5)
     for x in (result.largest.sequences[0], result.random.sequences[1]):
-        ready = Replay(whole).start(0)
+        ready = Replay(saved_run).start(0)
         settings, state = ready.plan.settings.train, ready.state
 
         def batches(state=state, x=x):
@@ -89,8 +89,8 @@ def test_of_plain_descent_the_estimate_is_the_derivative(corpus, tmp_path, monke
     assert result.largest.spearman == pytest.approx(1)
 
 
-def test_the_command_and_what_it_refuses(whole, tmp_path, capsys):  # noqa: F811
-    few = thinned(whole, tmp_path / "few", 9)
+def test_the_command_and_what_it_refuses(saved_run, tmp_path, capsys):  # noqa: F811
+    few = thinned(saved_run, tmp_path / "few", 9)
     assert main(["why", str(few), TEXT, "--influence", "2", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert {len(record[name]["sequences"]) for name in ("largest", "random")} == {2}

@@ -305,14 +305,14 @@ def test_each_sample_of_a_resumed_run_is_there_once(corpus, tmp_path):
         runs.run(options, tmp_path / name, resume=resume, sample=lambda *args, **named: "a text")
         return (tmp_path / name / "samples.jsonl").read_bytes()
 
-    whole = run("whole")
-    assert whole.count(b"a text") == 5
+    expected = run("whole")
+    assert expected.count(b"a text") == 5
     lost = tmp_path / "lost"
     shutil.copytree(tmp_path / "whole", lost)
     shutil.rmtree(lost / "step-000009")
     (lost / "last").write_text("step-000006\n")
-    (lost / "samples.jsonl").write_bytes(whole[:-30])
-    assert run("lost", resume=True) == whole
+    (lost / "samples.jsonl").write_bytes(expected[:-30])
+    assert run("lost", resume=True) == expected
 
 
 def test_resuming_a_finished_run_does_nothing(corpus, finished_run):
@@ -497,8 +497,8 @@ def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
         store.load(disk / "run")
         saved = {path.name for path in (disk / "run").glob("step-*")}
         assert len(saved) > 1, "so that one before the newest could be named"
-        with pytest.raises(OSError), (disk / "other").open("wb", buffering=0) as other:
-            while other.write(bytes(4096)):
+        with pytest.raises(OSError), (disk / "other").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
                 pass
         with pytest.raises(UserError, match=r"disk.*full; free some space") as full:
             runs.run(settings(corpus), disk / "run", resume=True)

@@ -35,14 +35,14 @@ def trained(corpus, out, resume=False, **changes):
 
 
 @pytest.fixture(scope="module")
-def whole(corpus, tmp_path_factory):
+def saved_run(corpus, tmp_path_factory):
     """A run that saved each of its steps."""
     return trained(corpus, tmp_path_factory.mktemp("whole") / "run")
 
 
-def thinned(whole, folder, *steps):
+def thinned(saved_run, folder, *steps):
     """A copy of a run that has the checkpoints of these steps alone."""
-    shutil.copytree(whole, folder)
+    shutil.copytree(saved_run, folder)
     for path in folder.glob("step-*"):
         if int(path.name[5:]) not in steps:
             shutil.rmtree(path)
@@ -58,12 +58,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_step_has_its_bytes_again(case, corpus, whole, tmp_path):
-    every = whole
+def test_each_step_has_its_bytes_again(case, corpus, saved_run, tmp_path):
+    every = saved_run
     if case == "lora":
         shape = dict.fromkeys(name for name in SETTINGS if "dec" in name or name == "dim")
-        begin = {"from": str(whole), "data.tokenizer": None, **shape}
-        every = trained(corpus, tmp_path / "every", **begin, **CASES[case])
+        options = {"from": str(saved_run), "data.tokenizer": None, **shape}
+        every = trained(corpus, tmp_path / "every", **options, **CASES[case])
     elif case != "muon":
         every = trained(corpus, tmp_path / "every", **CASES[case])
     if case == "more steps":  # than the run had at first
@@ -88,8 +88,8 @@ glassformer.replay(sys.argv[1], 3)
 """
 
 
-def test_killed_on_the_way_it_is_repeated(whole, tmp_path, capsys):
-    few = thinned(whole, tmp_path / "few", 9)
+def test_killed_on_the_way_it_is_repeated(saved_run, tmp_path, capsys):
+    few = thinned(saved_run, tmp_path / "few", 9)
     ended = subprocess.run([sys.executable, "-c", KILLED, str(few)], capture_output=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     (half,) = (path for path in (few / "replayed").iterdir() if path.name != ".lock")
@@ -97,7 +97,7 @@ def test_killed_on_the_way_it_is_repeated(whole, tmp_path, capsys):
     assert main(["train", "--out", str(few), "--at", "3"]) == 0
     path = few / "replayed/step-000003"
     assert capsys.readouterr().out == f"{path}\n"
-    assert snapshot(path) == snapshot(whole / path.name)
+    assert snapshot(path) == snapshot(saved_run / path.name)
     assert not half.exists()
 
 
@@ -111,18 +111,18 @@ def test_the_steps_that_are_named_stay(corpus, tmp_path):
     assert [x["step"] for x in lines if "valid_loss" in x] == [1, 2, 3, 4, 6, 7]
 
 
-def test_what_is_no_longer_the_run_is_refused(whole, corpus, tmp_path, capsys):
+def test_what_is_no_longer_the_run_is_refused(saved_run, corpus, tmp_path, capsys):
     with mistake("no step 10 in .*; give a step from 1 to 9"):
-        glassformer.replay(whole, 10)
+        glassformer.replay(saved_run, 10)
     with mistake("no step 0 in"):
-        glassformer.replay(whole, 0)
+        glassformer.replay(saved_run, 0)
     with mistake("holds no run"):
         glassformer.replay(tmp_path, 1)
     with mistake("holds no run"):
-        glassformer.replay(thinned(whole, tmp_path / "none"), 1)
-    assert main(["train", "--out", str(whole), "--at", "3", "--steps", "5"]) == 2
+        glassformer.replay(thinned(saved_run, tmp_path / "none"), 1)
+    assert main(["train", "--out", str(saved_run), "--at", "3", "--steps", "5"]) == 2
     assert "leave the other settings out" in capsys.readouterr().err
-    few = thinned(whole, tmp_path / "few", 4, 9)
+    few = thinned(saved_run, tmp_path / "few", 4, 9)
     text = tmp_path / "squares.txt"
     text.write_text(corpus.read_text().replace("7", "8", 1))
     data = json.loads((few / "run.json").read_text())["data"]
@@ -132,8 +132,8 @@ def test_what_is_no_longer_the_run_is_refused(whole, corpus, tmp_path, capsys):
             glassformer.replay(few, step)
 
 
-def test_each_step_is_held_to_the_log(whole, tmp_path):
-    few = thinned(whole, tmp_path / "few", 9)
+def test_each_step_is_held_to_the_log(saved_run, tmp_path):
+    few = thinned(saved_run, tmp_path / "few", 9)
     lines = (few / "log.jsonl").read_text().splitlines()
     line = json.loads(lines[1])
     lines[1] = json.dumps({**line, "loss": line["loss"] * (1 + 2e-16)})

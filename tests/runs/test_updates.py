@@ -15,7 +15,7 @@ from glassformer.cli import main
 from glassformer.core.training.batches import Batch
 from glassformer.formats import store
 from mistakes import mistake
-from runs.test_replay import corpus, thinned, trained, whole  # noqa: F401
+from runs.test_replay import corpus, saved_run, thinned, trained  # noqa: F401
 
 ADDRESSES = {
     "muon": "decoder.blocks.1.ffn.up.weight[3,5]",
@@ -29,8 +29,8 @@ def by_adamw(corpus, tmp_path_factory):  # noqa: F811
     return trained(corpus, tmp_path_factory.mktemp("adamw") / "run", optimizer="AdamW", lr="0.01")
 
 
-def run_of(case, whole, by_adamw):  # noqa: F811
-    return by_adamw if case == "adamw" else whole
+def run_of(case, saved_run, by_adamw):  # noqa: F811
+    return by_adamw if case == "adamw" else saved_run
 
 
 def value_in(checkpoint, address):
@@ -40,8 +40,8 @@ def value_in(checkpoint, address):
 
 
 @pytest.mark.parametrize("case", ADDRESSES)
-def test_updates_add_up_to_the_bit(case, whole, by_adamw, tmp_path):  # noqa: F811
-    out, address = run_of(case, whole, by_adamw), ADDRESSES[case]
+def test_updates_add_up_to_the_bit(case, saved_run, by_adamw, tmp_path):  # noqa: F811
+    out, address = run_of(case, saved_run, by_adamw), ADDRESSES[case]
     few = thinned(out, tmp_path / "few", 9)  # the others come from the replay
     history = glassformer.weight_history(few, address)
     assert [x.step for x in history.updates] == list(range(1, 10))
@@ -76,9 +76,9 @@ def test_decay_and_move_are_those_of_torchs_adamw(by_adamw):
 
 
 @pytest.mark.parametrize("case", ADDRESSES)
-def test_a_gradient_is_the_sum_of_its_sequences(case, whole, by_adamw, tmp_path):  # noqa: F811
+def test_a_gradient_is_the_sum_of_its_sequences(case, saved_run, by_adamw, tmp_path):  # noqa: F811
     """With dropout and in two micro-batches: each sequence has the draws that it had."""
-    out, address = run_of(case, whole, by_adamw), ADDRESSES[case]
+    out, address = run_of(case, saved_run, by_adamw), ADDRESSES[case]
     step = 6
     texts = glassformer.update_texts(thinned(out, tmp_path / "few", 3, 9), address, step)
     (update,) = (x for x in glassformer.weight_history(out, address).updates if x.step == step)
@@ -90,10 +90,10 @@ def test_a_gradient_is_the_sum_of_its_sequences(case, whole, by_adamw, tmp_path)
     assert all(len(x.text) == 16 for x in texts.sequences)
 
 
-def test_a_row_that_is_changed_changes_its_own_gradient(whole, tmp_path, monkeypatch):  # noqa: F811
+def test_a_row_that_is_changed_changes_its_own_gradient(saved_run, tmp_path, monkeypatch):  # noqa: F811
     """Each line's gradient belongs to its own text."""
     address = ADDRESSES["muon"]
-    before = {x.row: x.gradient for x in glassformer.update_texts(whole, address, 6).sequences}
+    before = {x.row: x.gradient for x in glassformer.update_texts(saved_run, address, 6).sequences}
     split = glassformer.runs.updates.split
 
     def changed(batch: Batch, pieces):
@@ -101,7 +101,7 @@ def test_a_row_that_is_changed_changes_its_own_gradient(whole, tmp_path, monkeyp
         return split(batch, pieces)
 
     monkeypatch.setattr(glassformer.runs.updates, "split", changed)
-    after = {x.row: x.gradient for x in glassformer.update_texts(whole, address, 6).sequences}
+    after = {x.row: x.gradient for x in glassformer.update_texts(saved_run, address, 6).sequences}
     assert after[2] == 0 != before[2]
     # the mean is over fewer targets
     scale = after[0] / before[0]
@@ -109,10 +109,10 @@ def test_a_row_that_is_changed_changes_its_own_gradient(whole, tmp_path, monkeyp
     assert [after[row] for row in (1, 3)] == pytest.approx([scale * before[row] for row in (1, 3)])
 
 
-def test_the_command(whole, tmp_path, capsys):  # noqa: F811
-    few, address = thinned(whole, tmp_path / "few", 9), ADDRESSES["muon"]
+def test_the_command(saved_run, tmp_path, capsys):  # noqa: F811
+    few, address = thinned(saved_run, tmp_path / "few", 9), ADDRESSES["muon"]
     assert main(["why", str(few), address, "--time", "--terms", "3"]) == 0
-    sums, largest = (part.splitlines() for part in capsys.readouterr().out.split("\n\n"))
+    sums, largest = (block.splitlines() for block in capsys.readouterr().out.split("\n\n"))
     assert sums[0] == address
     assert sums[-1].split()[-1] == "+0"  # nothing is missing in the sum
     assert len(largest) == 4
@@ -124,7 +124,7 @@ def test_the_command(whole, tmp_path, capsys):  # noqa: F811
     assert "2 more" in capsys.readouterr().out
 
 
-def test_what_cannot_be_opened(whole, corpus, tmp_path, capsys):  # noqa: F811
+def test_what_cannot_be_opened(saved_run, corpus, tmp_path, capsys):  # noqa: F811
     name = "decoder.blocks.1.ffn.up.weight"
     for address, sentence in (
         ("decoder.blocks.1.ffn.up.wait[3,5]", f'no parameter that trains .* Did you mean "{name}"'),
@@ -134,12 +134,12 @@ def test_what_cannot_be_opened(whole, corpus, tmp_path, capsys):  # noqa: F811
         (name, "is not one number"),
     ):
         with mistake(sentence):
-            glassformer.weight_history(whole, address)
+            glassformer.weight_history(saved_run, address)
     with mistake("no step 10 in"):
-        glassformer.update_texts(whole, f"{name}[3,5]", 10)
-    assert main(["why", str(whole), f"{name}[3,5]", "--step", "3"]) == 2
+        glassformer.update_texts(saved_run, f"{name}[3,5]", 10)
+    assert main(["why", str(saved_run), f"{name}[3,5]", "--step", "3"]) == 2
     assert "add --time" in capsys.readouterr().err
-    assert main(["why", str(whole), "--time"]) == 2
+    assert main(["why", str(saved_run), "--time"]) == 2
     assert "Give the text" in capsys.readouterr().err
     for option, sentence in (
         (["--edit", 'scale("logits", 2)'], "open a run as it was"),
@@ -147,5 +147,5 @@ def test_what_cannot_be_opened(whole, corpus, tmp_path, capsys):  # noqa: F811
         (["--dtype", "float32"], "leave --device and --dtype out"),
         (["--influence", "3"], "leave one out"),
     ):
-        assert main(["why", str(whole), f"{name}[3,5]", "--time", *option]) == 2
+        assert main(["why", str(saved_run), f"{name}[3,5]", "--time", *option]) == 2
         assert sentence in capsys.readouterr().err

@@ -23,7 +23,7 @@ from glassformer.scale.shared_batches import shared_out
 from glassformer.tasks.rewards import reward
 from many import Processes
 from mistakes import mistake
-from small_runs import LINES, begun, settings, trained
+from small_runs import LINES, copy_half_run, settings, trained
 from tiny import DECODERS
 
 KINDS = {
@@ -143,7 +143,7 @@ def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
     full = tmp_path / "whole"
     ran(None, str(tmp_path), str(full), "dropout")
     for name in ("one then two", "two then one"):
-        out = begun(tmp_path / name, full)
+        out = copy_half_run(tmp_path / name, full)
         fields = {"folder": str(tmp_path), "out": str(out), "kind": "dropout", "resume": True}
         two.call(ran, **fields) if name.endswith("two") else ran(None, **fields)
         assert sums(out) == sums(full)
@@ -170,7 +170,7 @@ def test_processes_that_read_ahead_leave_the_same_folder_and_go_on_in_the_middle
     fields = {"folder": str(tmp_path), "kind": kind}
     expected = ran(None, out=str(alone), **fields)
     assert two.call(ran_ahead, out=str(pair), **fields) == [expected] * 2
-    resumed = begun(tmp_path / "resumed", pair)
+    resumed = copy_half_run(tmp_path / "resumed", pair)
     two.call(ran_ahead, out=str(resumed), resume=True, **fields)
     assert sums(resumed) == sums(pair) == sums(alone) != {}
 
@@ -227,8 +227,8 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
     assert full.startswith("The disk that holds")
     assert "too few for 2 micro-batches" in rows
     assert "data 3 is for 3, but there are 2 processes" in count
-    left = [path.name for path in (tmp_path / "out").iterdir()]
-    assert not [name for name in left if "step" in name or name.endswith(".part")]
+    remaining = [path.name for path in (tmp_path / "out").iterdir()]
+    assert not [name for name in remaining if "step" in name or name.endswith(".part")]
 
 
 def looked_through(mesh, folder, out):

@@ -12,7 +12,7 @@ from glassformer.core.checkpoints.tensors import open_files
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.place import Cut, place_of
-from small_runs import begun, log, trained
+from small_runs import copy_half_run, log, trained
 
 MIXTURE = (
     '{type = "MoE", experts = 4, top_k = 2, balance_loss = 0.01, '
@@ -89,19 +89,19 @@ def near(processes, folder, name, *more_axes):
     assert all(end == reply[0] for end in reply) and alone[0] == 4 == reply[0][0], reply
     assert reply[0][1:] == pytest.approx(alone[1:], rel=max(close, 2e-3))
     first_step_is_near(folder, close)
-    one, every = (folder / name / "step-000002" for name in ("one", "all"))
-    assert {path.name for path in one.iterdir()} == {path.name for path in every.iterdir()}
+    single, every = (folder / name / "step-000002" for name in ("one", "all"))
+    assert {path.name for path in single.iterdir()} == {path.name for path in every.iterdir()}
     for name in ("model.safetensors", "state.safetensors"):  # the same tensors at the same bytes
-        size = int.from_bytes((one / name).read_bytes()[:8], "little") + 8
-        assert (one / name).read_bytes()[:size] == (every / name).read_bytes()[:size]
-        assert (one / name).stat().st_size == (every / name).stat().st_size
+        size = int.from_bytes((single / name).read_bytes()[:8], "little") + 8
+        assert (single / name).read_bytes()[:size] == (every / name).read_bytes()[:size]
+        assert (single / name).stat().st_size == (every / name).stat().st_size
     expected, result = (moved(folder / name, 2, 1) for name in ("one", "all"))
     # what the optimizer made of the same gradients, all numbers of a weight together
     for name, far in expected.items():
         distance = float((result[name] - far).norm() / far.norm().clamp(min=1e-6))
         assert distance < (0.05 if close == 1e-5 else 0.3), name
     for start, end in (("one", "all"), ("all", "one")):
-        out = begun(folder / f"{start} then {end}", folder / start)
+        out = copy_half_run(folder / f"{start} then {end}", folder / start)
         if end == "all":
             answer, _ = processes.call(trained, out=str(out), resume=True, **shared)[:2]
         else:
@@ -142,11 +142,11 @@ def test_an_adapter_on_two_processes(two, tmp_path, name):
     for end in two.call(trained, **fields):
         assert end == pytest.approx(alone, rel=2e-3)
     first_step_is_near(tmp_path, 1e-5)
-    one, every = (
+    single, every = (
         {path.name: path.stat().st_size for path in step.glob("*.safetensors")}
         for step in (tmp_path / "one" / "step-000004", tmp_path / "all" / "step-000004")
     )
-    assert one == every
+    assert single == every
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def compare(mesh, names, scene, double):
         expected, (logits, pieces) = (
             result(model, args, saved, weights, args.numel()) for model in models
         )
-        whole = {
+        full = {
             path: cuts[path].gather(x, group) if path in cuts else x for path, x in pieces.items()
         }
         losses = []
@@ -105,7 +105,7 @@ def compare(mesh, names, scene, double):
         losses[0] = losses[0][0], cut(losses[0][1], cuts)
         answers[name] = [
             *differences((logits, pieces), (expected[0], cut(expected[1], cuts))),
-            *differences((logits, whole), expected),
+            *differences((logits, full), expected),
             *differences(losses[1], losses[0]),
         ]
     return answers
@@ -288,8 +288,8 @@ def with_data(mesh, names):
         alone, shared = twins(EVERY[name])
         shard(shared, axes, exact=False)
         rows = [row(EVERY[name], "packed", LENGTHS[0] + number) for number in range(2)]
-        each = [result(alone, args, saved, 0.1, args.numel())[1] for args, saved in rows]
-        expected = {path: each[0].get(path, 0) + grad for path, grad in each[1].items()}
+        changes = [result(alone, args, saved, 0.1, args.numel())[1] for args, saved in rows]
+        expected = {path: changes[0].get(path, 0) + grad for path, grad in changes[1].items()}
         args, saved = rows[axes.row]
         _, pieces = result(shared, args, saved, 0.1, args.numel())
         pieces = {path: grad.full_tensor() for path, grad in pieces.items()}

@@ -96,11 +96,11 @@ def test_every_chunk_is_the_same_but_for_its_text(server, path, options):
     plain = [c for c in chunks if c["choices"] and c["choices"][0]["finish_reason"] is None]
     texts = [c["choices"][0].pop("delta" if "chat" in path else "text") for c in plain]
     assert len(plain) > 5 and all(c == plain[0] for c in plain) and any(texts)
-    whole = server.json(path, body)["choices"][0]
+    unstreamed = server.json(path, body)["choices"][0]
     if "chat" in path:
-        assert "".join(text["content"] for text in texts) == whole["message"]["content"]
+        assert "".join(text["content"] for text in texts) == unstreamed["message"]["content"]
     else:
-        assert whole["text"].startswith("".join(texts))
+        assert unstreamed["text"].startswith("".join(texts))
 
 
 def test_a_stream_says_what_the_whole_answer_says(server):

@@ -17,7 +17,7 @@ from glassformer.serve.prometheus import Metrics
 from glassformer.tasks.predictions import Filling
 
 ERRORS = [
-    KeyError("k"),
+    KeyError("memory"),
     TypeError("t"),
     IndexError("i"),
     AssertionError("a"),
@@ -107,6 +107,14 @@ def test_what_says(client, monkeypatch, capsys, path, home, name, error):
     check(answer, error, capsys.readouterr().err)
 
 
+def test_too_little_memory_is_named_and_logged(client, monkeypatch, capsys):
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    monkeypatch.setattr(served_models, "submit", failing(error))
+    answer = client.post("/v1/completions", json=COMPUTED["/v1/completions"])
+    assert answer.json()["error"]["code"] == "out_of_memory"
+    logged(capsys.readouterr().err, error)
+
+
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("after", [0, 2])
@@ -121,8 +129,8 @@ def test_the_middle_of_a_stream(client, monkeypatch, capsys, path, error, after)
 
     monkeypatch.setattr(completions.Choice, "push", pushed)
     # with log-probabilities, since a plain chunk is written around its text without a push
-    wanted = {"stream": True, "ignore_eos": True, "logprobs": True if "chat" in path else 1}
-    answer = client.post(path, json={**COMPUTED[path], **wanted})
+    options = {"stream": True, "ignore_eos": True, "logprobs": True if "chat" in path else 1}
+    answer = client.post(path, json={**COMPUTED[path], **options})
     if not after:
         check(answer, error, capsys.readouterr().err)
         return
@@ -247,8 +255,8 @@ def test_answers_have_a_bound_in_bytes(client, monkeypatch):
         patch.setattr(completions, "MOST_SCORES", 20)
         answer = client.post("/v1/completions", json=body)
         assert answer.status_code == 400 and "log-probabilities" in answer.text
-        one = {**body, "prompt": [[5, 6]], "logprobs": 9}
-        assert client.post("/v1/completions", json=one).status_code == 200
+        single = {**body, "prompt": [[5, 6]], "logprobs": 9}
+        assert client.post("/v1/completions", json=single).status_code == 200
     budget = client.api.answers
     monkeypatch.setattr(budget, "most", 1000)
     for path, fields in (

@@ -160,15 +160,15 @@ def test_small_requests_of_another_key_are_answered_while_one_attacks(chat_model
                 start = time.monotonic()
                 answer = await client.post(TEXT, json=small, headers=headers[1])
                 took = time.monotonic() - start
-                left = sum(not task.done() for task in going)
+                pending = sum(not task.done() for task in going)
                 for task in going:
                     task.cancel()
                 await asyncio.wait(going)
-                return answer.status_code, took, left
+                return answer.status_code, took, pending
 
         for path, body in large:
-            status, took, left = asyncio.run(attack(path, body))
-            assert status == 200 and took < 5 and left > 3, (path, status, took, left)
+            status, took, pending = asyncio.run(attack(path, body))
+            assert status == 200 and took < 5 and pending > 3, (path, status, took, pending)
 
 
 def test_half_sent_bodies_have_a_bound(server):
@@ -208,8 +208,8 @@ def test_of_one_client_the_oldest_request_comes_first():
         order.append(name)
 
     async def request(lane, age):
-        for part in "abc":
-            await lane.run("client", work, f"{age}{part}", age=age)
+        for step in "abc":
+            await lane.run("client", work, f"{age}{step}", age=age)
 
     async def run():
         lane = Lane(1)
@@ -220,9 +220,9 @@ def test_of_one_client_the_oldest_request_comes_first():
 
     asyncio.run(run())
     ended = [order.index(f"{age}c") for age in range(4)]
-    begun = [order.index(f"{age}a") for age in range(4)]
+    starts = [order.index(f"{age}a") for age in range(4)]
     assert ended == sorted(ended)
-    assert begun[2] > ended[0] and begun[3] > ended[1], "two requests are under way at most"
+    assert starts[2] > ended[0] and starts[3] > ended[1], "two requests are under way at most"
 
 
 SMALL_BUDGET = """

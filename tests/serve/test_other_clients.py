@@ -73,8 +73,8 @@ class City(BaseModel):
 
 
 def merge(chunks):
-    first, *rest = chunks
-    return sum(rest, first)
+    first, *later = chunks
+    return sum(later, first)
 
 
 # ------------------------------------------------------------------------------- LangChain

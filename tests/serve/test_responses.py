@@ -85,13 +85,13 @@ def test_items_become_the_messages_of_a_chat():
 
 def test_a_text_has_the_tokens_of_a_chat(client, live):  # noqa: F811
     chat = client.chat.completions.create(messages=MESSAGES, max_tokens=30, seed=4, **SAMPLED)
-    asked = {
+    request = {
         **SAMPLED,
         "input": ITEMS,
         "instructions": "Be short.",
         "max_output_tokens": 30,
     }
-    response = client.responses.create(**asked, extra_body={"seed": 4})
+    response = client.responses.create(**request, extra_body={"seed": 4})
     openai.types.responses.Response.model_validate_json(response.model_dump_json())
     choice = chat.choices[0]
     assert response.output_text == choice.message.content != ""
@@ -104,7 +104,7 @@ def test_a_text_has_the_tokens_of_a_chat(client, live):  # noqa: F811
         30,
         chat.usage.total_tokens,
     )
-    events = sent_events(live, {**asked, "seed": 4})
+    events = sent_events(live, {**request, "seed": 4})
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert "".join(event["delta"] for event in deltas) == response.output_text
     last = openai.types.responses.Response.model_validate(events[-1]["response"])
@@ -120,20 +120,20 @@ def test_calls_are_those_of_a_chat_and_their_outputs_go_back(model, client, live
         tool_choice={"type": "function", "function": {"name": "clock"}},
         seed=4,
     )
-    asked = {
+    request = {
         "model": model,
         "input": "hi",
         "tools": TOOLS,
         "tool_choice": {"type": "function", "name": "clock"},
     }
-    response = client.responses.create(**asked, extra_body={"seed": 4})
+    response = client.responses.create(**request, extra_body={"seed": 4})
     (called,) = chat.choices[0].message.tool_calls
     (item,) = response.output
     assert (item.type, item.name) == ("function_call", "clock")
     assert json.loads(item.arguments) == {"zone": "UTC"}
     assert called.function.arguments == item.arguments and response.status == "completed"
     assert response.usage.output_tokens == chat.usage.completion_tokens
-    kinds = [event["type"].removeprefix("response.") for event in sent_events(live, asked)]
+    kinds = [event["type"].removeprefix("response.") for event in sent_events(live, request)]
     assert kinds.count("function_call_arguments.delta") > 1
     assert [*dict.fromkeys(kinds)] == [
         "created",
@@ -144,7 +144,7 @@ def test_calls_are_those_of_a_chat_and_their_outputs_go_back(model, client, live
         "output_item.done",
         "completed",
     ]
-    with client.responses.stream(**asked, extra_body={"seed": 4}) as stream:
+    with client.responses.stream(**request, extra_body={"seed": 4}) as stream:
         (streamed,) = stream.get_final_response().output
     assert (streamed.name, streamed.arguments) == (item.name, item.arguments)
     # ids are drawn, and a template may write them: with one that is fixed the answer is, too
@@ -152,7 +152,7 @@ def test_calls_are_those_of_a_chat_and_their_outputs_go_back(model, client, live
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "12:00"}
     again = [{"role": "user", "content": "hi"}, call, output]
     after = client.responses.create(
-        **{**asked, "input": again, "tool_choice": "none"},
+        **{**request, "input": again, "tool_choice": "none"},
         extra_body={"seed": 4},
         max_output_tokens=9,
     )
@@ -164,9 +164,9 @@ def test_calls_are_those_of_a_chat_and_their_outputs_go_back(model, client, live
         },
         {"role": "tool", "tool_call_id": call.call_id, "content": "12:00"},
     ]
-    same = client.chat.completions.create(model=model, messages=back, max_tokens=9, seed=4)
-    assert after.output_text == same.choices[0].message.content != ""
-    assert after.usage.input_tokens == same.usage.prompt_tokens
+    expected = client.chat.completions.create(model=model, messages=back, max_tokens=9, seed=4)
+    assert after.output_text == expected.choices[0].message.content != ""
+    assert after.usage.input_tokens == expected.usage.prompt_tokens
 
 
 def test_log_probabilities_are_those_of_a_chat(client, live):  # noqa: F811
@@ -178,15 +178,15 @@ def test_log_probabilities_are_those_of_a_chat(client, live):  # noqa: F811
         top_logprobs=2,
         **SAMPLED,
     )
-    asked = {**SAMPLED, "input": "hi", "max_output_tokens": 20, "top_logprobs": 2}
+    request = {**SAMPLED, "input": "hi", "max_output_tokens": 20, "top_logprobs": 2}
     response = client.responses.create(
-        **asked, include=["message.output_text.logprobs"], extra_body={"seed": 4}
+        **request, include=["message.output_text.logprobs"], extra_body={"seed": 4}
     )
     expected = [entry.model_dump() for entry in chat.choices[0].logprobs.content]
-    part = response.output[0].content[0].model_dump()
-    assert part["logprobs"] == expected and len(expected) == 20
+    content = response.output[0].content[0].model_dump()
+    assert content["logprobs"] == expected and len(expected) == 20
     assert len(expected[0]["top_logprobs"]) == response.top_logprobs == 2
-    sent = sent_events(live, {**asked, "seed": 4})
+    sent = sent_events(live, {**request, "seed": 4})
     deltas = [event["logprobs"] for event in sent if event["type"].endswith("text.delta")]
     assert [entry for delta in deltas for entry in delta] == expected
     (done,) = (event for event in sent if event["type"].endswith("text.done"))
@@ -224,8 +224,8 @@ def test_a_form_is_kept(client):
 
 
 def test_thoughts_are_items_and_are_counted(client, live):  # noqa: F811
-    asked = {"model": "thinker", "input": "hi", "max_output_tokens": 12}
-    response = client.responses.create(**asked, extra_body={"seed": 1})
+    request = {"model": "thinker", "input": "hi", "max_output_tokens": 12}
+    response = client.responses.create(**request, extra_body={"seed": 1})
     chat = live.json(
         CHAT, model="thinker", messages=[{"role": "user", "content": "hi"}], max_tokens=12, seed=1
     )
@@ -234,7 +234,7 @@ def test_thoughts_are_items_and_are_counted(client, live):  # noqa: F811
     assert item.type == "reasoning" and item.content[0].text == message["reasoning_content"]
     assert response.usage.output_tokens_details.reasoning_tokens == 12
     assert chat["usage"]["completion_tokens_details"] == {"reasoning_tokens": 12}
-    kinds = [event["type"] for event in sent_events(live, {**asked, "seed": 1})]
+    kinds = [event["type"] for event in sent_events(live, {**request, "seed": 1})]
     assert kinds[3] == "response.content_part.added" and kinds[4] == "response.reasoning_text.delta"
 
 
@@ -249,7 +249,7 @@ def test_thoughts_text_and_calls_are_events_in_order():
         {"content": "!"},
         {},
     ]
-    counts = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
     details = {
         "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 1},
@@ -259,7 +259,7 @@ def test_thoughts_text_and_calls_are_events_in_order():
         for delta in deltas[1:]:
             choice = {"delta": delta, "logprobs": None, "finish_reason": None if delta else "stop"}
             yield format_event({"choices": [choice], "usage": None})
-        yield format_event({"choices": [], "usage": counts | details})
+        yield format_event({"choices": [], "usage": usage | details})
 
     first = {"delta": deltas[0], "logprobs": None, "finish_reason": None}
     head = format_event({"choices": [first]})
@@ -336,8 +336,8 @@ def test_half_a_surrogate_pair_in_what_is_sent_back_is_refused(live):  # noqa: F
 
 
 def test_fields_that_change_no_response(client, live):  # noqa: F811
-    asked = {"model": "plain", "input": "hi", "max_output_tokens": 5}
-    first = client.responses.create(**asked, extra_body={"seed": 2})
+    request = {"model": "plain", "input": "hi", "max_output_tokens": 5}
+    first = client.responses.create(**request, extra_body={"seed": 2})
     harmless = {
         "store": False,
         "background": False,
@@ -348,6 +348,6 @@ def test_fields_that_change_no_response(client, live):  # noqa: F811
         "stream_options": {"include_obfuscation": False},
         "previous_response_id": None,
     }
-    more = client.responses.create(**asked, **harmless, extra_body={"seed": 2})
+    more = client.responses.create(**request, **harmless, extra_body={"seed": 2})
     assert more.output_text == first.output_text and more.metadata == {"a": "b"}
     assert live.get(f"{RESPONSES}/{first.id}").status_code == 404

@@ -88,21 +88,21 @@ def test_an_adapter_in_a_crowd_has_the_bits_of_its_model_alone(adapted, bits):
     assert [*registry.entries] == ["base", "base:narrow", "base:wide"]
     folders = {"base": "base", "base:narrow": "narrow", "base:wide": "wide"}
     tokenizer = registry[None].tokenizer
-    asked = [
+    requests = [
         Request(tokenizer.encode(text), max_new=12, seed=seed, logprobs=2)
         for seed, text in enumerate(PROMPTS)
     ]
     handles = [
         (id, number, served.engine.submit(request))
-        for number, request in enumerate(asked)
+        for number, request in enumerate(requests)
         for id, served in registry.entries.items()
     ]
     crowd = {(id, number): handle.result() for id, number, handle in handles}
-    texts = {id: [crowd[id, number].text for number in range(len(asked))] for id in folders}
+    texts = {id: [crowd[id, number].text for number in range(len(requests))] for id in folders}
     assert len({*map(tuple, texts.values())}) == 3
     for id, folder in folders.items():
         model, _ = glassformer.load(adapted / folder, dtype="float32", bits=bits)
-        for number, request in enumerate(asked):
+        for number, request in enumerate(requests):
             with Engine(model, tokenizer, max_context=64, memory=1 << 24) as engine:
                 alone = engine.submit(request).result()
             assert crowd[id, number].completions == alone.completions
@@ -118,15 +118,17 @@ def test_an_adapter_keeps_only_the_matrices_that_it_changes(adapted, capsys):
     names = [f"narrow={adapted / 'narrow'}"]
     registry = open_models([str(adapted / "base")], LIMITS, dtype="float32", adapters=names)
     base, narrow = (dict(served.model.named_parameters()) for served in registry.entries.values())
-    own = {name for name in narrow if narrow[name] is not base[name]}
-    assert own == {name for name in base if name.endswith(("attn.q.weight", "attn.v.weight"))}
-    count = sum(narrow[name].numel() for name in own)
+    changed_names = {name for name in narrow if narrow[name] is not base[name]}
+    assert changed_names == {
+        name for name in base if name.endswith(("attn.q.weight", "attn.v.weight"))
+    }
+    count = sum(narrow[name].numel() for name in changed_names)
     assert f"base:narrow: {count:,} of its numbers are not its base's" in capsys.readouterr().err
     plain, changed = (prepacked._copies.get(s.model, {}) for s in registry.entries.values())
     for exact, copies in plain.items():
         for paths, packed in copies.items():
             is_shared = changed[exact][paths].matrix is packed.matrix
-            assert is_shared == own.isdisjoint(f"{path}.weight" for path in paths)
+            assert is_shared == changed_names.isdisjoint(f"{path}.weight" for path in paths)
     registry.close()
 
 

@@ -81,7 +81,7 @@ def merged(form, text, sizes, thinks=False, is_open=False, is_form=False):
     return message
 
 
-def whole(text):
+def code_points(text):
     return iter([len(text) + 1])
 
 
@@ -100,7 +100,7 @@ def test_a_forced_call_keeps_its_schema(name, several, tokenizer):
     source = tools.grammar(form, SCHEMAS, True, several, None, tokenizer)
     for seed in range(3):
         text = written(tokenizer, source, seed)
-        message = merged(form, text, whole(text))
+        message = merged(form, text, code_points(text))
         assert message == merged(form, text, by_chance(seed)) and set(message) == {"tool_calls"}
         assert several or len(message["tool_calls"]) == 1
         for number, call in enumerate(message["tool_calls"]):
@@ -152,12 +152,14 @@ def test_a_call_or_a_text_of_a_form(name, answer_schema, tokenizer):
     if form.opening not in tokenizer.specials:
         called = written(tokenizer, source, 1, form.opening)
         message = merged(form, called, by_chance(3), is_form=True)
-        assert set(message) == {"tool_calls"} and message == merged(form, called, whole(called))
+        assert set(message) == {"tool_calls"} and message == merged(
+            form, called, code_points(called)
+        )
         for call in message["tool_calls"]:
             function = call["function"]
             schemas.validate(SCHEMAS[function["name"]], json.loads(function["arguments"]))
     quoted = json.dumps({"a": f"{form.opening}[3]{form.closing} <think>"})
-    for sizes in (whole(quoted), by_chance(4)):
+    for sizes in (code_points(quoted), by_chance(4)):
         assert merged(form, quoted, sizes, True, is_form=True) == {"content": quoted}
 
 
@@ -173,7 +175,7 @@ def test_arguments_are_the_text_that_was_written(name):
         answer = calls[0]
     elif form.is_list:
         answer = f"{form.opening}[{', '.join(calls)}]"
-    for sizes in (whole(answer), by_chance(1), iter([1] * len(answer))):
+    for sizes in (code_points(answer), by_chance(1), iter([1] * len(answer))):
         message = merged(
             form, answer + (" So." if form.opening else ""), chain(sizes, by_chance(3))
         )
@@ -212,7 +214,7 @@ def test_a_union_with_a_discriminator_is_enforced(tokenizer):
     kinds = set()
     for seed in range(8):
         text = written(tokenizer, source, seed)
-        (call,) = merged(form, text, whole(text))["tool_calls"]
+        (call,) = merged(form, text, code_points(text))["tool_calls"]
         pet = json.loads(call["function"]["arguments"])
         schemas.validate(UNION, pet)
         kinds.add(pet["kind"])

@@ -114,17 +114,17 @@ def held_by_hand(model, result, tokens, keeps):
     edits = {}
     for path, x in tape.records.items():
         side = 2 if path.endswith("z") else 1
-        held = x.mean(side, keepdim=True).expand_as(x).clone()
+        means = x.mean(side, keepdim=True).expand_as(x).clone()
         for place in torch.cartesian_prod(*map(torch.arange, x.shape[1 : side + 1])).reshape(
             -1, side
         ):
             at = tuple(place.tolist())
             if keeps == (f"{path}[{','.join(map(str, at))}]" in addresses):
-                held[(0, *at)] = x[(0, *at)]
+                means[(0, *at)] = x[(0, *at)]
 
-        def edit(_, y, path=path, held=held):
-            kept = held == tape.records[path]
-            return torch.where(kept, y, held)
+        def edit(_, y, path=path, means=means):
+            unchanged = means == tape.records[path]
+            return torch.where(unchanged, y, means)
 
         edits[path] = edit
     with torch.no_grad():
@@ -152,10 +152,10 @@ def test_what_is_kept_is_what_the_model_gives(name):
 def test_a_corrupted_text_holds_what_is_left_out():
     model = model_of("llama")
     tokens = inputs_of(model)["text"]
-    other = (tokens + 1) % tiny.VOCAB
-    result = circuit(model, None, tokens, answer=1, corrupted=other, least=0.1, draws=0)
+    corrupted = (tokens + 1) % tiny.VOCAB
+    result = circuit(model, None, tokens, answer=1, corrupted=corrupted, least=0.1, draws=0)
     tape = Tape("*.attn.z", "*.ffn.hidden")
-    model(other, tape=tape)
+    model(corrupted, tape=tape)
     with torch.no_grad():
         edits = {path: (lambda _, x, y=y: y) for path, y in tape.records.items()}
         logit = model(tokens, tape=Tape(edits=edits)).logits[0, -1, 1]
@@ -201,8 +201,8 @@ def test_where_nodes_stand():
 def test_two_heads_made_by_hand():
     """Token 9 came after token 5 the last time; the other text has 11 in its place."""
     tokens = torch.tensor([[3, 5, 9, 7, 2, 8, 5]])
-    other = torch.tensor([[3, 6, 11, 7, 2, 8, 5]])
-    args = {"answer": 9, "instead": 11, "corrupted": other, "draws": 5}
+    corrupted = torch.tensor([[3, 6, 11, 7, 2, 8, 5]])
+    args = {"answer": 9, "instead": 11, "corrupted": corrupted, "draws": 5}
     result = circuit(made_by_hand(), None, tokens, **args)
     first, second = "decoder.blocks.0.attn", "decoder.blocks.1.attn"
     carries, looks = result[f"{second}.z[0,6]"], result[f"{second}.scores[0,6]"]
@@ -237,9 +237,9 @@ def test_single_neurons(name):
     neurons = [node for node in result.nodes if node.kind in ("neuron", "expert")]
     sides = {"gpt2": 2, "mixtral": 3}[name]
     assert neurons and all(node.address.count(",") + 1 == sides for node in neurons)
-    whole = circuit(model, None, **args)
-    assert {"gpt2": "mlp", "mixtral": "expert"}[name] in {node.kind for node in whole.nodes}
-    experts = [node for node in whole.nodes if node.kind == "expert"]
+    by_component = circuit(model, None, **args)
+    assert {"gpt2": "mlp", "mixtral": "expert"}[name] in {node.kind for node in by_component.nodes}
+    experts = [node for node in by_component.nodes if node.kind == "expert"]
     assert all("expert" in node.text and " at " in node.text for node in experts)
 
 
@@ -308,12 +308,14 @@ def french():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     english = defaultdict(set)
-    for one, other, _ in module.rows(f"{module.BEINGS}, {module.THINGS}, {module.PLACES}"):
-        english[other].add(one)
+    for english_word, french_word, _ in module.rows(
+        f"{module.BEINGS}, {module.THINGS}, {module.PLACES}"
+    ):
+        english[french_word].add(english_word)
     kinds = (module.BEFORE, module.AFTER, module.FEELINGS, module.OF_BEINGS, module.OF_PLACES)
-    for one, *forms in module.rows(", ".join(kinds)):
+    for english_word, *forms in module.rows(", ".join(kinds)):
         for form in forms:
-            english[form].add(one)
+            english[form].add(english_word)
     for stem, third, *forms in module.rows(f"{module.ALONE}, {module.WITH_OBJECT}"):
         for form in forms:
             english[form] |= {stem, third}
@@ -331,10 +333,10 @@ def test_the_alignment_heads_of_the_translator():
     pairs = [sentences.draw() for _ in range(60)]
     hits, even = defaultdict(list), []
     for source, target in pairs:
-        seen = look(model, tokenizer, target, "*.cross.pattern", source=source)
-        for path, pattern in seen.items():
-            words = [word.strip("·.") for word in seen.sides(path)[1]]
-            for at, word in enumerate(seen.words[1:]):
+        patterns = look(model, tokenizer, target, "*.cross.pattern", source=source)
+        for path, pattern in patterns.items():
+            words = [word.strip("·.") for word in patterns.sides(path)[1]]
+            for at, word in enumerate(patterns.words[1:]):
                 places = [n for n, x in enumerate(words) if x in english[word.strip("·.")]]
                 if len(places) == 1:
                     even.append(1 / len(words))
@@ -351,10 +353,10 @@ def test_the_alignment_heads_of_the_translator():
         count = 0
         changes = [edits.head_off(path, head) for head in heads]
         for source, target in pairs:
-            given = (token_ids(model, tokenizer, x, x == target) for x in (target, source))
-            ids, read, hooks = edits.apply(changes, model, *given, tokenizer)
+            token_rows = (token_ids(model, tokenizer, x, x == target) for x in (target, source))
+            ids, source_ids, hooks = edits.apply(changes, model, *token_rows, tokenizer)
             with torch.no_grad():
-                logits = model(ids, read, tape=Tape(edits=hooks)).logits[0, :-1]
+                logits = model(ids, source_ids, tape=Tape(edits=hooks)).logits[0, :-1]
             count += bool((logits.argmax(-1) == ids[0, 1:]).all())
         return count
 

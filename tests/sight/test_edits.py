@@ -72,12 +72,12 @@ def side_of(model):
     return "decoder" if hasattr(model, "decoder") else "encoder"
 
 
-def seen(model, path, *edits, **texts):
+def value_at(model, path, *edits, **texts):
     return values(model, *edits, paths=(path,), **texts)[path]
 
 
 def logits(model, *edits, **texts):
-    return seen(model, "logits", *edits, **texts)
+    return value_at(model, "logits", *edits, **texts)
 
 
 # --------------------------------------------------------------------------------------- touching
@@ -140,14 +140,14 @@ def zeroed(model, path, cut):
 def test_heads_attentions_and_layers_are_off(name):
     model = MODELS[name]
     path, plain = f"{side_of(model)}.blocks.1", logits(model)
-    some = [1, -1]
+    positions = [1, -1]
     cases: list[tuple[Edit, str, Any]] = [
         (head_off(f"{path}.attn", 2), "attn.z", (slice(None), 2)),
         (head_off(f"{path}.attn", 1, positions="4:"), "attn.z", (slice(None), 1, slice(4, None))),
         (attn_off(f"{path}.attn"), "attn.write", ...),
-        (attn_off(f"{path}.attn", positions=some), "attn.write", (slice(None), some)),
+        (attn_off(f"{path}.attn", positions=positions), "attn.write", (slice(None), positions)),
         (mlp_off(f"{path}.ffn"), "ffn.write", ...),
-        (mlp_off(f"{path}.ffn", positions=some), "ffn.write", (slice(None), some)),
+        (mlp_off(f"{path}.ffn", positions=positions), "ffn.write", (slice(None), positions)),
     ]
     if isinstance(model.config, c.EncoderDecoder):
         cases.append((head_off(f"{path}.cross", 0), "cross.z", (slice(None), 0)))
@@ -194,17 +194,17 @@ def test_experts_are_off(name, off):
     up = torch.einsum("btd,ehd->bteh", x, ffn.up)
     gate = None if ffn.gate is None else torch.einsum("btd,ehd->bteh", x, ffn.gate)
     hidden = ffn.act(up) if gate is None else ffn.act(gate) * up
-    each = torch.einsum("bteh,edh->bted", hidden, ffn.down)
+    expert_outputs = torch.einsum("bteh,edh->bted", hidden, ffn.down)
     p = (x @ ffn.router.weight.T).softmax(-1)
     indices = p.topk(ffn.cfg.top_k, -1).indices
     p[..., off] = 0
     weight, chosen = p.topk(ffn.cfg.top_k, -1)
     if ffn.cfg.normalize:
         weight = weight / weight.sum(-1, keepdim=True)
-    written = (each.take_along_dim(chosen[..., None], 2) * weight[..., None]).sum(2)
+    written = (expert_outputs.take_along_dim(chosen[..., None], 2) * weight[..., None]).sum(2)
     assert_close(observed["write"], written + plain.get("shared.write", 0))
     untouched = ~torch.isin(indices, torch.tensor(off)).any(-1)
-    twice = seen(model, f"{piece}.weight", scale(f"{piece}.weight", 2.0), *edits)
+    twice = value_at(model, f"{piece}.weight", scale(f"{piece}.weight", 2.0), *edits)
     # an earlier edit of theirs stays
     assert torch.equal(twice[untouched], 2 * plain["weight"][untouched])
     for leaf in ("weight", "chosen"):
@@ -226,10 +226,10 @@ def test_a_masked_token_reaches_nobody(name):
     second = tokens.clone()
     second[:, 4] = (second[:, 4] + 7) % tiny.VOCAB
     elsewhere = [place for place in range(10) if place != 4]
-    one, two = (logits(model, mask_token(4), tokens=text) for text in (tokens, second))
-    assert torch.equal(one[:, elsewhere], two[:, elsewhere])
-    assert not torch.equal(one[:, 4], two[:, 4])
-    assert not torch.allclose(one[:, 5:], logits(model)[:, 5:], atol=1e-4)
+    first, two = (logits(model, mask_token(4), tokens=text) for text in (tokens, second))
+    assert torch.equal(first[:, elsewhere], two[:, elsewhere])
+    assert not torch.equal(first[:, 4], two[:, 4])
+    assert not torch.allclose(first[:, 5:], logits(model)[:, 5:], atol=1e-4)
     assert logits(model, mask_token(0), mask_token(1)).isfinite().all()
     for pattern in values(model, mask_token(4), paths=("*.pattern",)).values():
         assert (pattern[:, :, elsewhere, 4] == 0).all() and (pattern[:, :, 4, 4] > 0).all()
@@ -324,8 +324,8 @@ def test_values_patched_from_another_run(name):
     path = f"{side_of(model)}.embed"
     assert torch.equal(logits(model, patch(path, present)), present["logits"])
     row = look(model, None, second[:1], path, **{name: value[:1] for name, value in source.items()})
-    moved = seen(model, path, patch(path, row, positions=(3, 5), from_positions=(1, -1)))
-    want = seen(model, path).clone()
+    moved = value_at(model, path, patch(path, row, positions=(3, 5), from_positions=(1, -1)))
+    want = value_at(model, path).clone()
     want[:, 3], want[:, 5] = row[path][0, 1], row[path][0, -1]
     assert torch.equal(moved, want)
 
@@ -366,13 +366,13 @@ def test_attention_is_set(name):
 def test_attention_of_a_recurrent_decoder_is_set():
     model = MODELS["bahdanau"]
     path = "decoder.cross.pattern"
-    observed = seen(
+    observed = value_at(
         model,
         path,
         set_attention("decoder.cross", None, (2, 3), {1: 1.0}),
         set_attention("decoder.cross", 0, 4, [0.5, 0.5]),
     )
-    plain = seen(model, path)
+    plain = value_at(model, path)
     assert (observed[:, 0, 2:4, 1] == 1).all() and torch.equal(observed[:, 0, :2], plain[:, 0, :2])
     assert torch.equal(observed[:, 0, 4], torch.tensor([0.5, 0.5, *[0.0] * 6]).expand(2, -1))
 
@@ -380,24 +380,24 @@ def test_attention_of_a_recurrent_decoder_is_set():
 def test_a_direction_is_projected_out():
     model = MODELS["gpt2"]
     path, unit = "decoder.blocks.0.resid", torch.nn.functional.normalize(torch.arange(32.0), dim=0)
-    plain = seen(model, path)
-    gone = seen(model, path, project_out(path, (3 * unit).tolist()))
+    plain = value_at(model, path)
+    gone = value_at(model, path, project_out(path, (3 * unit).tolist()))
     assert_close(gone, plain - (plain @ unit)[..., None] * unit, rtol=1e-5, atol=1e-6)
-    half = seen(model, path, project_out(path, unit, 0.5, positions=(2,)))
+    half = value_at(model, path, project_out(path, unit, 0.5, positions=(2,)))
     assert torch.equal(half[:, :2], plain[:, :2])
     assert_close(half[:, 2] @ unit, plain[:, 2] @ unit / 2, rtol=1e-4, atol=1e-5)
-    drawn = seen(model, path, project_out(path, unit, random=1)) - plain
+    drawn = value_at(model, path, project_out(path, unit, random=1)) - plain
     assert drawn.abs().max() > 0.01 and torch.linalg.matrix_rank(drawn.flatten(0, 1)) == 1
 
 
 def test_several_edits_of_one_path_come_in_their_order():
     model = MODELS["gpt2"]
     path, ones = "decoder.blocks.0.resid", [1.0] * 32
-    plain = seen(model, path)
-    moved_first = seen(model, path, steer(path, ones), scale(path, 2.0))
-    scaled_first = seen(model, path, scale(path, 2.0), steer(path, ones))
+    plain = value_at(model, path)
+    moved_first = value_at(model, path, steer(path, ones), scale(path, 2.0))
+    scaled_first = value_at(model, path, scale(path, 2.0), steer(path, ones))
     assert torch.equal(moved_first, (plain + 1) * 2) and torch.equal(scaled_first, plain * 2 + 1)
-    assert torch.equal(seen(model, path, scale("decoder.blocks.*.resid", 2.0)), plain * 2)
+    assert torch.equal(value_at(model, path, scale("decoder.blocks.*.resid", 2.0)), plain * 2)
 
 
 # -------------------------------------------------------------------------------- generation and
@@ -571,7 +571,7 @@ def test_labels_with_edits():
     edits = [head_off("encoder.blocks.0.attn", 2), scale("pool.write", 2.0)]
     logits = classify(model, tokenizer, ["abc", "de"], edits=edits).probabilities
     ids = tokenizer.encode_pairs(["abc"], most=16)[0][0]
-    observed = seen(model, "pool.write", *edits, tokens=ids).softmax(-1)
+    observed = value_at(model, "pool.write", *edits, tokens=ids).softmax(-1)
     assert_close(logits[:1], observed)
     tagger = build_model(replace(base, pool=None, token_head=c.TokenHead(3)), seed=1).eval()
     item, two = (
@@ -667,8 +667,8 @@ def test_a_line_is_the_edit_that_it_writes(line):
         observed = look(model, None, inputs_of(model)[0], "logits", edits=edits)["logits"]
         assert torch.equal(observed, logits(model, edit))
     by_line, by_edit = (
-        generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[one]).run().tokens
-        for one in (line, edit)
+        generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[change]).run().tokens
+        for change in (line, edit)
     )
     assert by_line == by_edit
 
@@ -691,7 +691,7 @@ def test_the_edit_that_makes_nan_is_named_and_no_weight(edit):
 
 def test_an_infinite_score_hides_a_key():
     off = set_value(f"{ATTENTION}.scores", float("-inf"), head=1, index=0, positions="1:")
-    observed = seen(MODELS["llama"], f"{ATTENTION}.pattern", off)
+    observed = value_at(MODELS["llama"], f"{ATTENTION}.pattern", off)
     assert bool((observed[:, 1, 1:, 0] == 0).all()) and bool((observed[:, 0, 1:, 0] > 0).all())
 
 

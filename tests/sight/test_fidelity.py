@@ -121,10 +121,10 @@ def test_the_command(model, tmp_path):
     sae.mkdir()
     for name, content in dictionaries.contents(model.features, "plain").items():
         content(sae / name) if callable(content) else (sae / name).write_text(content)
-    given = ("--dictionary", sae)
-    rows = json.loads(printed("features", tmp_path / "plain", TEXTS[0], *given, "--json"))
+    dictionary_args = ("--dictionary", sae)
+    rows = json.loads(printed("features", tmp_path / "plain", TEXTS[0], *dictionary_args, "--json"))
     assert all(row["active"] <= 6 and len(row["features"]) <= 5 for row in rows)
-    printed("features", tmp_path / "plain", *given, "--out", tmp_path / "both")
+    printed("features", tmp_path / "plain", *dictionary_args, "--out", tmp_path / "both")
     text = tmp_path / "text.txt"
     text.write_text(TEXT * 3)
     table = printed("features", tmp_path / "both", "--data", text)

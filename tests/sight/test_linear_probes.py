@@ -136,15 +136,15 @@ def test_accuracy_is_scikit_learns_on_the_values_of_look(name, position):
     words = ["the", "cat", "sat", "on", "a", "mat", "dog", "log", "and"]
     texts = [" ".join(rng.choice(words, int(rng.integers(2, 6)))) for _ in range(90)]
     labels = [str(text.split().index(max(text.split())) % 3) for text in texts]
-    asked = ["*.0.*.z", "*.resid"] if name != "gru" else []
-    asked = [x for x in asked if x != "*.0.*.z" or name != "t5"]
+    patterns = ["*.0.*.z", "*.resid"] if name != "gru" else []
+    patterns = [x for x in patterns if x != "*.0.*.z" or name != "t5"]
     for method, model_of in (("logistic", LogisticRegression), ("ridge", RidgeClassifier)):
         probe = glassformer.probe(
             model,
             tokenizer,
             texts,
             labels,
-            addresses=asked,
+            addresses=patterns,
             position=position,
             method=method,
             shuffles=1,
@@ -180,9 +180,9 @@ class Sized(str):
     """A text whose length is its place."""
 
     def __new__(cls, text, place):
-        made = super().__new__(cls, text)
-        made.place = place
-        return made
+        instance = super().__new__(cls, text)
+        instance.place = place
+        return instance
 
     def __len__(self):
         return self.place
@@ -206,7 +206,7 @@ def fitted(name="llama", addresses=(), labels=2, **options):
     tokenizer = tokenizer_of("bpe")
     words = ["cat", "dog", "mat", "log", "sat"]
     texts = [f"{a} {b} on the {last}" for a in words for b in words for last in words[:labels]]
-    made = glassformer.probe(
+    probe = glassformer.probe(
         model,
         tokenizer,
         texts,
@@ -214,7 +214,7 @@ def fitted(name="llama", addresses=(), labels=2, **options):
         addresses=addresses,
         **options,
     )
-    return model, tokenizer, made
+    return model, tokenizer, probe
 
 
 @pytest.mark.parametrize("path", ["decoder.blocks.0.resid", "decoder.blocks.1.attn.z"])
@@ -226,12 +226,12 @@ def test_steering_adds_exactly_the_direction_and_projecting_out_leaves_the_mean(
     shape = (*plain.shape[1:2], 1, *plain.shape[3:]) if plain.ndim == 4 else plain.shape[-1:]
     direction = probe.tensor(path, "direction").view(shape)
 
-    def seen(line):
+    def value_under(line):
         return glassformer.look(model, tokenizer, text, path, edits=[line])[path]
 
-    assert torch.equal(seen(f'steer("{path}", "{file}", 2.5)'), plain + 2.5 * direction)
+    assert torch.equal(value_under(f'steer("{path}", "{file}", 2.5)'), plain + 2.5 * direction)
     assert torch.equal(
-        seen(edits.steer(path, probe, -1.5, positions=(1,)))[..., 1, :],
+        value_under(edits.steer(path, probe, -1.5, positions=(1,)))[..., 1, :],
         (plain + -1.5 * direction)[..., 1, :],
     )
     scores = probe.score(model, tokenizer, text)
@@ -239,7 +239,7 @@ def test_steering_adds_exactly_the_direction_and_projecting_out_leaves_the_mean(
     assert_close(moved - scores, torch.full_like(scores, 2.5), rtol=1e-5, atol=1e-5)
     gone = probe.score(model, tokenizer, text, edits=[f'project_out("{path}", "{file}")'])
     assert_close(gone, torch.zeros_like(gone), rtol=0, atol=1e-5)
-    removed = seen(f'project_out("{path}", "{file}")') - plain  # along the direction alone
+    removed = value_under(f'project_out("{path}", "{file}")') - plain  # along the direction alone
     along = (removed * direction).sum() / direction.square().sum()
     axis = 2 if plain.ndim == 4 else 1
     rows = removed.movedim(axis, 1).flatten(2)[0]
@@ -247,7 +247,7 @@ def test_steering_adds_exactly_the_direction_and_projecting_out_leaves_the_mean(
     assert_close(rows, (rows @ unit)[:, None] * unit, rtol=1e-4, atol=1e-6)
     assert bool(along.isfinite())
     # the control is another direction of the same length, the same each time
-    drawn = [seen(f'steer("{path}", "{file}", random={seed})') - plain for seed in (0, 0, 1)]
+    drawn = [value_under(f'steer("{path}", "{file}", random={seed})') - plain for seed in (0, 0, 1)]
     lengths = [x.movedim(axis, 1).flatten(2)[0].norm(dim=-1) for x in drawn]
     assert_close(
         lengths[0], torch.full_like(lengths[0], float(direction.norm())), rtol=1e-4, atol=0
@@ -262,10 +262,13 @@ def test_steering_adds_exactly_the_direction_and_projecting_out_leaves_the_mean(
 def test_a_pattern_steers_each_address_with_its_own_direction():
     model, tokenizer, probe = fitted(shuffles=1)
     path = "decoder.blocks.*.resid"
-    one = edits.steer("decoder.blocks.0.resid", probe), edits.steer("decoder.blocks.1.resid", probe)
+    separate = (
+        edits.steer("decoder.blocks.0.resid", probe),
+        edits.steer("decoder.blocks.1.resid", probe),
+    )
     logits = [
         glassformer.look(model, tokenizer, "the cat", "logits", edits=x)["logits"]
-        for x in ([edits.steer(path, probe)], one)
+        for x in ([edits.steer(path, probe)], separate)
     ]
     assert torch.equal(*logits)
 
@@ -285,10 +288,10 @@ def test_a_probe_comes_back_from_its_file_and_is_the_same_each_time(tmp_path):
     probe = fitted(shuffles=2, seed=5)[2]
     again = fitted(shuffles=2, seed=5)[2]
     loaded = Probe.load(probe.save(tmp_path / "p.safetensors"))
-    for other in (again, loaded):
-        assert other.to_dict() == probe.to_dict()
-        for path, parts in probe.tensors_of.items():
-            assert all(torch.equal(parts[x], other.tensors_of[path][x]) for x in parts)
+    for copy in (again, loaded):
+        assert copy.to_dict() == probe.to_dict()
+        for path, tensors in probe.tensors_of.items():
+            assert all(torch.equal(tensors[x], copy.tensors_of[path][x]) for x in tensors)
     assert loaded.table() == probe.table() and "best of them" in loaded.table()[-1]
     assert fitted(shuffles=2, seed=6)[2].to_dict() != probe.to_dict()
     for kind in ("html", "csv"):

@@ -75,15 +75,15 @@ def case(request):
 
 
 def test_the_patterns_are_those_that_the_model_gives(case):
-    seen = look(case.model, None, case.text, "*.pattern", "logits", **case.beside)
-    assert len(seen) == len(case.attentions) + 1
-    assert torch.equal(seen["logits"], case.output.logits)
+    records = look(case.model, None, case.text, "*.pattern", "logits", **case.beside)
+    assert len(records) == len(case.attentions) + 1
+    assert torch.equal(records["logits"], case.output.logits)
     for pattern in case.attentions:
-        assert any(torch.equal(x, pattern) for x in seen.values())
-    assert any("pattern" in line and "1x4x" in line for line in describe(seen))
+        assert any(torch.equal(x, pattern) for x in records.values())
+    assert any("pattern" in line and "1x4x" in line for line in describe(records))
     everything = look(case.model, None, case.text, **case.beside)
     assert len(everything) > 30 and next(iter(everything)) != "logits"
-    assert seen.head(2).title
+    assert records.head(2).title
 
 
 def test_edits_change_what_is_seen(case):
@@ -110,18 +110,18 @@ def test_the_lens_is_the_head_on_every_state(case):
     # the states that transformers names: before the first block and behind each; the last is normed
     step = 3 if case.name == "T5" else 2
     depths = [*range(0, len(lens.depths), step)]
-    own = case.output.logits[0, [1, -1]].log_softmax(-1)
+    final_logprobs = case.output.logits[0, [1, -1]].log_softmax(-1)
     for depth, state in zip(depths[:-1], case.states[:-1], strict=True):
         with torch.no_grad():
             logits = case.head(state)[0, [1, -1]].log_softmax(-1)
         likely = logits.topk(3)
         assert lens.top[depth] == likely.indices.tolist()
         assert_close(torch.tensor(lens.probability[depth]), likely.values.exp())
-        kl = (own.exp() * (own - logits)).sum(-1)
+        kl = (final_logprobs.exp() * (final_logprobs - logits)).sum(-1)
         assert_close(torch.tensor(lens.kl[depth]), kl, rtol=1e-3, atol=1e-6)
         chances = logits[:, 7].exp()
         assert_close(torch.tensor(lens.tracked[0].probability[depth]), chances)
-    assert lens.top[-1] == own.topk(3).indices.tolist() and lens.kl[-1] == [0.0, 0.0]
+    assert lens.top[-1] == final_logprobs.topk(3).indices.tolist() and lens.kl[-1] == [0.0, 0.0]
     assert "Each depth is read through" in lens.notes[0]
 
 
@@ -186,10 +186,10 @@ def test_the_size_of_what_a_head_moves():
 
 
 def test_a_patch_is_a_hook_that_puts_the_other_state_in(case):
-    other = case.text.clone()
-    other[0, 2] = 50
+    corrupted = case.text.clone()
+    corrupted[0, 2] = 50
     grid = patch_grid(
-        case.model, None, case.text, other, answer=7, wrong=3, parts=["resid", "z"],
+        case.model, None, case.text, corrupted, answer=7, wrong=3, parts=["resid", "z"],
         positions=[1, 2, -1], progress=False, **case.beside,
     )  # fmt: skip
     block = case.model.get_submodule(BLOCKS[case.name])[0]
@@ -204,7 +204,7 @@ def test_a_patch_is_a_hook_that_puts_the_other_state_in(case):
 
     handle = block.register_forward_hook(put)
     with torch.no_grad():
-        logits = case.model(**{**case.inputs, key: other}).logits[0, -1]
+        logits = case.model(**{**case.inputs, key: corrupted}).logits[0, -1]
     handle.remove()
     row = 3 if case.name == "T5" else 2
     assert grid["resid"].value[row][1] == pytest.approx(float(logits[7] - logits[3]), abs=1e-5)
@@ -245,8 +245,8 @@ def test_a_head_by_hand():
     with torch.no_grad():
         case.model(**case.inputs, output_hidden_states=True)
     handle.remove()
-    seen = look(case.model, None, case.text, "model.layers.1.hidden_states")
-    x = seen["model.layers.1.hidden_states"][0, 4]
+    records = look(case.model, None, case.text, "model.layers.1.hidden_states")
+    x = records["model.layers.1.hidden_states"][0, 4]
     scale = (x.square().mean() + case.model.model.norm.variance_epsilon).rsqrt()
     wrote = layer.weight[:, 16:24] @ inside[0][0, 4, 16:24]
     right = (wrote * scale * case.model.model.norm.weight) @ case.model.lm_head.weight[7]

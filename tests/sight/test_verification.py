@@ -134,8 +134,8 @@ def shifted(self, x, was=PACKED.product):
     return was(self, x) + 0.1
 
 
-def stateless(kept, state, order, was=recurrence.keep_last):
-    was(kept, tuple(torch.zeros_like(piece) for piece in state), order)
+def stateless(mixer_state, state, order, was=recurrence.keep_last):
+    was(mixer_state, tuple(torch.zeros_like(piece) for piece in state), order)
 
 
 def blind_across(self, flow, was=CrossAttention.cross_mask):
@@ -337,8 +337,8 @@ def test_a_model_with_features_passes():
     width = model.config.dim
     tensors = {"W_enc": torch.ones(width, 8), "W_dec": torch.ones(8, width)}
     tensors |= {"b_enc": torch.zeros(8), "b_dec": torch.zeros(width)}
-    made = dictionaries.Dictionary(tensors, "topk", "decoder.blocks.0.resid", active=2)
-    dictionaries.attach(model, made)
+    dictionary = dictionaries.Dictionary(tensors, "topk", "decoder.blocks.0.resid", active=2)
+    dictionaries.attach(model, dictionary)
     result = checks(model)
     assert not failing(result), failing(result)
     assert "beside its base" in result["saved and loaded / before"].note

@@ -125,11 +125,11 @@ def by_transformers(template):
     transformers = pytest.importorskip("transformers")
     import tokenizers
 
-    ours = tokenizer(template)
+    local_answers = tokenizer(template)
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(ours.to_json()),
-        bos_token=ours.roles["bos"],
-        eos_token=ours.roles["eos"],
+        tokenizer_object=tokenizers.Tokenizer.from_str(local_answers.to_json()),
+        bos_token=local_answers.roles["bos"],
+        eos_token=local_answers.roles["eos"],
         chat_template=template,
     )
 
@@ -153,10 +153,12 @@ def conversations(count, seed, system=True):
 
 def oracle(template, messages):
     """Each answer as (ids up to its end, index of its first token), by prefixes, by transformers."""
-    other = by_transformers(template)
+    reference = by_transformers(template)
 
     def rendered(prefix, answering):
-        return other.apply_chat_template(prefix, add_generation_prompt=answering, tokenize=False)
+        return reference.apply_chat_template(
+            prefix, add_generation_prompt=answering, tokenize=False
+        )
 
     special = tokenizer(template).specials
     places = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
@@ -173,15 +175,15 @@ def oracle(template, messages):
             places
         ):  # what closes a whole conversation is not there in a longer one
             longer = rendered(messages[: places[number + 1] + 1], False)
-            same = (at for at in range(len(text)) if text[: at + 1] != longer[: at + 1])
-            common = text[: next(same, len(text))].rstrip()
+            differences = (at for at in range(len(text)) if text[: at + 1] != longer[: at + 1])
+            common = text[: next(differences, len(text))].rstrip()
             tail = text[len(common) :]
             for name in special:
                 tail = tail.replace(name, "")
             closed = any(common.endswith(name) for name in special)
             if closed and len(common) > start and not tail.strip():
                 end = min(end, len(common))
-        answer = other(text, return_offsets_mapping=True, add_special_tokens=False)
+        answer = reference(text, return_offsets_mapping=True, add_special_tokens=False)
         inside = [
             index for index, (_, stop) in enumerate(answer["offset_mapping"]) if start < stop <= end
         ]
@@ -189,7 +191,7 @@ def oracle(template, messages):
     return results
 
 
-def ours(template, messages):
+def local_answers(template, messages):
     """The same of ours."""
     results = set()
     compiled = template_of(template)
@@ -204,19 +206,19 @@ def ours(template, messages):
 
 
 def hold(template, count):
-    held, system = 0, True
+    checked, system = 0, True
     for seed in range(10 * count):
         (messages,) = conversations(1, seed, system)
         try:
             expected = oracle(template, messages)
         except Exception as error:  # the template refuses: so must ours
-            assert mistake(lambda m=messages: ours(template, m)), error
+            assert mistake(lambda m=messages: local_answers(template, m)), error
             continue
-        assert ours(template, messages) == expected, messages
-        held += 1
-        if held == count:
+        assert local_answers(template, messages) == expected, messages
+        checked += 1
+        if checked == count:
             return
-    raise AssertionError(f"only {held} conversations are rendered by this template")
+    raise AssertionError(f"only {checked} conversations are rendered by this template")
 
 
 @pytest.mark.parametrize("name", HABITS)
@@ -242,9 +244,9 @@ OWN_MARKS = (
 def test_what_a_template_marks_as_generated_counts(name):
     """Reference: transformers' masks of assistants' tokens."""
     template = MARKED.get(name, OWN_MARKS)
-    other, compiled = by_transformers(template), template_of(template)
+    reference, compiled = by_transformers(template), template_of(template)
     for messages in conversations(COUNT, 5, system=False):
-        expected = other.apply_chat_template(
+        expected = reference.apply_chat_template(
             messages, return_assistant_tokens_mask=True, return_dict=True
         )
         (rendered,) = answer_weights.render(compiled, Conversation(tuple(messages)))
@@ -330,32 +332,32 @@ def table_of(*conversations):
 
 
 def test_answers_that_a_row_cuts_are_counted_and_said():
-    own = tokenizer(CHATML)
-    own.chat_template = CHATML
+    bpe = tokenizer(CHATML)
+    bpe.chat_template = CHATML
     long = [HI[0], {"role": "assistant", "content": "the cat " * 20}]
     late = [{"role": "user", "content": "the cat " * 60}, HI[1]]
     table = table_of(HI, long, late)
     model = dataclasses.replace(tiny.DECODERS["llama"], context=60)
     with mistake("chat.jsonl line 2 has a conversation of", "60"):
-        encode(table, own, Chat(), model, 60)
-    kept = encode(table_of(HI, long, long, late, HI, late, late), own, Chat(), model, 60, "end")
-    assert len(kept) == 4
-    assert kept.notes == (
+        encode(table, bpe, Chat(), model, 60)
+    encoded = encode(table_of(HI, long, long, late, HI, late, late), bpe, Chat(), model, 60, "end")
+    assert len(encoded) == 4
+    assert encoded.notes == (
         "chat.jsonl: answers cut at 60 tokens: 2",
         "chat.jsonl: left out, for no answer is within 60 tokens: 3",
     )
-    tails = encode(table, own, Chat(), model, 60, "start")
+    tails = encode(table, bpe, Chat(), model, 60, "start")
     assert len(tails) == 3
     with mistake("no answer fits in 60 tokens"):
-        encode(table_of(late), own, Chat(), model, 60, "end")
+        encode(table_of(late), bpe, Chat(), model, 60, "end")
 
 
 def test_a_template_that_writes_earlier_turns_anew_makes_several_texts():
     name = "thoughts only in the last answer"
-    own = tokenizer(HABITS[name])
-    own.chat_template = HABITS[name]
+    bpe = tokenizer(HABITS[name])
+    bpe.chat_template = HABITS[name]
     twice = [*HI, *HI]
-    encoded = encode(table_of(HI, twice, twice), own, Chat(), tiny.DECODERS["llama"], 200)
+    encoded = encode(table_of(HI, twice, twice), bpe, Chat(), tiny.DECODERS["llama"], 200)
     assert len(encoded) == 5
     text = "conversations in several texts, since the chat template writes earlier turns anew"
     assert encoded.notes == (f"chat.jsonl: {text}: 2",)
@@ -380,7 +382,7 @@ class Bars:
 
 
 @pytest.mark.parametrize(
-    ("before", "end", "text", "ends"),
+    ("before", "end", "text", "span"),
     [
         ("q|yes|", 6, "q|yes|q|no|", (6,)),  # as it was
         ("q|yes|#", 7, "q|yes|q|no|", (6,)),  # without what closes the whole
@@ -390,11 +392,11 @@ class Bars:
         ("q|yes", 5, "q|yes q|no|", None),  # not closed
     ],
 )
-def test_an_answer_that_a_longer_text_repeats(before, end, text, ends):
+def test_an_answer_that_a_longer_text_repeats(before, end, text, span):
     answers = (answer_weights.Answer(0, 1), answer_weights.Answer(2, end))
     rendered = answer_weights.Rendered(before, answers, "")
     actual = answer_weights._still_whole(Bars(), rendered, text)
-    assert actual == (() if ends is None else (answers[0], answer_weights.Answer(2, *ends)))
+    assert actual == (() if span is None else (answers[0], answer_weights.Answer(2, *span)))
 
 
 def test_answers_of_the_prompt_are_only_read_where_a_template_marks_them():
@@ -411,27 +413,27 @@ def test_answers_of_the_prompt_are_only_read_where_a_template_marks_them():
 
 
 def test_packed_conversations_are_learned_as_alone():
-    own = tokenizer(CHATML)
-    own.chat_template = CHATML
-    embed = dataclasses.replace(tiny.DECODERS["llama"].embed, vocab=own.size)
+    bpe = tokenizer(CHATML)
+    bpe.chat_template = CHATML
+    embed = dataclasses.replace(tiny.DECODERS["llama"].embed, vocab=bpe.size)
     model = build_model(
         dataclasses.replace(tiny.DECODERS["llama"], embed=embed, context=256), seed=1
     )
     table = table_of(*conversations(6, 3))
-    encoded = encode(table, own, Chat(), model.config, 256)
+    encoded = encode(table, bpe, Chat(), model.config, 256)
     (together,) = each_once(encoded, 8, 256)
     assert len(together.tokens) < len(encoded)
     losses = [Chat().loss(model, batch) for batch in each_once(encoded, 1, 256)]
     alone = []
     for example in table:
-        one = encode(
-            dataclasses.replace(table, examples=(example,)), own, Chat(), model.config, 256
+        row = encode(
+            dataclasses.replace(table, examples=(example,)), bpe, Chat(), model.config, 256
         )
-        alone += [Chat().loss(model, batch) for batch in each_once(one, 1, 256)]
+        alone += [Chat().loss(model, batch) for batch in each_once(row, 1, 256)]
     total = Chat().loss(model, together)
-    for parts in (losses, alone):
-        assert sum(int(part.count) for part in parts) == int(total.count)
-        assert float(sum(part.sum.detach() for part in parts)) == pytest.approx(
+    for sums in (losses, alone):
+        assert sum(int(part.count) for part in sums) == int(total.count)
+        assert float(sum(part.sum.detach() for part in sums)) == pytest.approx(
             float(total.sum.detach()), rel=1e-5
         )
 
@@ -443,11 +445,11 @@ def test_a_tokenizer_without_a_template_is_refused():
 
 
 def test_ends_keep_their_order_when_a_run_goes_on():
-    own = tokenizer(CHATML)
-    own.ends = (17, 8, 1023, 1025)  # a set of them has another order
-    assert (*own.end_ids,) != own.ends
-    Chat(template="chatml").prepare_tokenizer(own)
-    assert own.ends == (17, 8, 1023, 1025, own.specials["<|im_end|>"])
-    again = own.ends
-    Chat().prepare_tokenizer(own)
-    assert own.ends == again
+    bpe = tokenizer(CHATML)
+    bpe.ends = (17, 8, 1023, 1025)  # a set of them has another order
+    assert (*bpe.end_ids,) != bpe.ends
+    Chat(template="chatml").prepare_tokenizer(bpe)
+    assert bpe.ends == (17, 8, 1023, 1025, bpe.specials["<|im_end|>"])
+    again = bpe.ends
+    Chat().prepare_tokenizer(bpe)
+    assert bpe.ends == again

@@ -14,7 +14,7 @@ HI = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
-def read(tmp_path, *records, objective=None, name="chat.jsonl", columns=None):
+def read_chat(tmp_path, *records, objective=None, name="chat.jsonl", columns=None):
     path = tmp_path / name
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return read_examples(str(path), objective or Chat(), columns=columns).examples
@@ -54,14 +54,14 @@ def read(tmp_path, *records, objective=None, name="chat.jsonl", columns=None):
     ],
 )
 def test_every_layout_is_one_conversation(record, messages, tmp_path):
-    (example,) = read(tmp_path, record)
+    (example,) = read_chat(tmp_path, record)
     (conversation,) = example.conversations
     assert list(conversation.messages) == messages
 
 
 def test_arguments_of_a_call_are_an_object(tmp_path):
     messages = [HI[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}]
-    (example,) = read(tmp_path, {"messages": messages, "tools": json.dumps([CALL])})
+    (example,) = read_chat(tmp_path, {"messages": messages, "tools": json.dumps([CALL])})
     (conversation,) = example.conversations
     assert conversation.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert conversation.messages[1]["content"] == ""
@@ -71,12 +71,12 @@ def test_arguments_of_a_call_are_an_object(tmp_path):
 def test_columns_have_other_names(tmp_path):
     record = {"dialogue": "A long talk.", "summary": "Talk."}
     columns = {"prompt": "dialogue", "completion": "summary"}
-    (example,) = read(tmp_path, record, columns=columns)
+    (example,) = read_chat(tmp_path, record, columns=columns)
     assert [message["content"] for message in example.conversations[0].messages] == [
         *record.values()
     ]
     with mistake("line 1 has no field", "talk"):
-        read(tmp_path, record, columns={"prompt": "talk"})
+        read_chat(tmp_path, record, columns={"prompt": "talk"})
 
 
 def test_a_table_and_a_list_are_read_as_lines_are(tmp_path):
@@ -84,7 +84,7 @@ def test_a_table_and_a_list_are_read_as_lines_are(tmp_path):
     from pyarrow import parquet
 
     records = [{"messages": HI}, {"messages": [*HI, {"role": "tool", "content": "x", "name": "y"}]}]
-    expected = [example.conversations for example in read(tmp_path, *records)]
+    expected = [example.conversations for example in read_chat(tmp_path, *records)]
     parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "chat.parquet")
     (tmp_path / "chat.json").write_text(json.dumps(records))
     for name in ("chat.parquet", "chat.json"):
@@ -94,10 +94,10 @@ def test_a_table_and_a_list_are_read_as_lines_are(tmp_path):
 
 @pytest.mark.parametrize("answer", ['{"a": 1}', "[1, 2]", "[]", '[{"from": "Rome"}]', "[" * 10_000])
 def test_an_answer_in_json_stays_a_text(answer, tmp_path):
-    (example,) = read(tmp_path, {"prompt": "Write JSON.", "completion": answer})
+    (example,) = read_chat(tmp_path, {"prompt": "Write JSON.", "completion": answer})
     assert example.conversations[0].messages[1] == {"role": "assistant", "content": answer}
     pair = {"prompt": "Write JSON.", "chosen": answer, "rejected": "no"}
-    (example,) = read(tmp_path, pair, objective=Preference())
+    (example,) = read_chat(tmp_path, pair, objective=Preference())
     assert example.conversations[0].messages[1] == {"role": "assistant", "content": answer}
 
 
@@ -115,7 +115,7 @@ def test_an_answer_in_json_stays_a_text(answer, tmp_path):
     ],
 )
 def test_pairs_begin_alike(record, tmp_path):
-    (example,) = read(tmp_path, record, objective=Preference())
+    (example,) = read_chat(tmp_path, record, objective=Preference())
     chosen, rejected = example.conversations
     assert list(chosen.messages) == HI
     assert rejected.messages[-1]["content"] == "Go."
@@ -151,7 +151,7 @@ def test_pairs_begin_alike(record, tmp_path):
 )
 def test_a_conversation_that_teaches_nothing_is_refused_with_its_line(record, message, tmp_path):
     with mistake(message, "line 2"):
-        read(tmp_path, {"messages": HI}, record)
+        read_chat(tmp_path, {"messages": HI}, record)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_conversation_that_teaches_nothing_is_refused_with_its_line(record, me
 def test_a_pair_without_a_difference_is_refused_with_its_line(record, message, tmp_path):
     good = {"prompt": "Hi", "chosen": "A", "rejected": "B"}
     with mistake(message, "line 2"):
-        read(tmp_path, good, record, objective=Preference())
+        read_chat(tmp_path, good, record, objective=Preference())
 
 
 def test_a_file_of_something_else(tmp_path):
@@ -199,7 +199,7 @@ SHAREGPT = [{"from": "human", "value": "Bye"}, {"from": "gpt", "value": "No"}]
     ],
 )
 def test_the_nearest_field_counts(record, messages, tmp_path):
-    (example,) = read(tmp_path, record)
+    (example,) = read_chat(tmp_path, record)
     (conversation,) = example.conversations
     assert list(conversation.messages) == messages
     assert conversation.first == 1 and conversation.tools is None
@@ -208,7 +208,7 @@ def test_the_nearest_field_counts(record, messages, tmp_path):
 def test_roles_of_other_files_have_our_names(tmp_path):
     names = ("human", "gpt", "observation", "model", "tool_response", "gpt")
     turns = [{"from": name, "value": "x"} for name in names]
-    (example,) = read(tmp_path, {"conversations": turns, "tools": []})
+    (example,) = read_chat(tmp_path, {"conversations": turns, "tools": []})
     (conversation,) = example.conversations
     roles = [message["role"] for message in conversation.messages]
     assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
@@ -219,7 +219,7 @@ def test_an_answer_may_be_thoughts_or_calls_alone(tmp_path):
     """A call without arguments has none; what is null in a list is left out, too."""
     thought = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "strict": None}}]}
-    (example,) = read(tmp_path, {"messages": [HI[0], thought, HI[0], call]})
+    (example,) = read_chat(tmp_path, {"messages": [HI[0], thought, HI[0], call]})
     (conversation,) = example.conversations
     assert conversation.messages[1] == thought
     function = {"name": "add", "arguments": {}}
@@ -227,13 +227,13 @@ def test_an_answer_may_be_thoughts_or_calls_alone(tmp_path):
 
 
 def test_a_list_of_roles_without_contents_is_a_text(tmp_path):
-    (example,) = read(tmp_path, {"prompt": "Who?", "completion": '[{"role": "user"}]'})
+    (example,) = read_chat(tmp_path, {"prompt": "Who?", "completion": '[{"role": "user"}]'})
     assert example.conversations[0].messages[1]["content"] == '[{"role": "user"}]'
 
 
 def test_a_column_takes_the_place_of_a_field(tmp_path):
     record = {"prompt": "x", "question": "Hi", "completion": "Hello!"}
-    (example,) = read(tmp_path, record, columns={"prompt": "question"})
+    (example,) = read_chat(tmp_path, record, columns={"prompt": "question"})
     assert list(example.conversations[0].messages) == HI
 
 
@@ -243,14 +243,14 @@ def test_a_column_takes_the_place_of_a_field(tmp_path):
 )
 def test_a_pair_is_answered_behind_its_prompt(prompt, before, tmp_path):
     record = {"system": "Short.", "prompt": prompt, "chosen": "A", "rejected": "B"}
-    (example,) = read(tmp_path, record, objective=Preference())
+    (example,) = read_chat(tmp_path, record, objective=Preference())
     for side, text in zip(example.conversations, "AB", strict=True):
         assert list(side.messages) == [*before, {"role": "assistant", "content": text}]
         assert side.first == len(before)
     assert example.second == example.conversations[1].text
     silent = {**record, "prompt": [*HI, HI[0]], "rejected": [{"role": "tool", "content": "B"}]}
     with mistake("no message of the assistant that answers"):
-        read(tmp_path, silent, objective=Preference())
+        read_chat(tmp_path, silent, objective=Preference())
 
 
 def test_a_prompt_is_answered_by_the_model(tmp_path):
@@ -259,11 +259,11 @@ def test_a_prompt_is_answered_by_the_model(tmp_path):
         {"system": "Short.", "prompt": "Hi", "answer": 3},
         {"messages": [OWN, HI[0]], "prompt": "x"},
     ]
-    first, second = read(tmp_path, *records, objective=Rewarded())
+    first, second = read_chat(tmp_path, *records, objective=Rewarded())
     assert list(first.conversations[0].messages) == [SYSTEM, HI[0]]
     assert list(second.conversations[0].messages) == [OWN, HI[0]]
     assert (first.second, second.second) == ("3", None)
     assert [example.conversations[0].record for example in (first, second)] == records
     for nothing in ({"messages": HI}, {"prompt": "  "}):
         with mistake("nothing to answer", "line 1"):
-            read(tmp_path, nothing, objective=Rewarded())
+            read_chat(tmp_path, nothing, objective=Rewarded())

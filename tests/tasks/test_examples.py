@@ -318,7 +318,7 @@ def test_what_each_shape_reads():
     start = words.bos
     end = words.eos
 
-    def read(table, tokenizer, objective, model, context):
+    def row_of(table, tokenizer, objective, model, context):
         """The one row of a table; None where a batch has no such part."""
         batch = next(each_once(encode(table, tokenizer, objective, model, context), 1, context))
         return {
@@ -326,29 +326,29 @@ def test_what_each_shape_reads():
             for name, value in vars(batch).items()
         }
 
-    batch = read(table, words, Seq2Seq(), tiny.t5(), 6)
+    batch = row_of(table, words, Seq2Seq(), tiny.t5(), 6)
     assert batch["source"] == [a, b, end, 0, 0, 0]
     assert batch["source_pos"] == [0, 1, 2, -1, -1, -1]
     assert batch["tokens"] == [start, x, y, z, 0, 0]
     assert batch["targets"] == [x, y, z, end, -1, -1]
     assert batch["document_ids"] == [0, 0, 0, 0, -1, -1]
     assert batch["source_document_ids"] == [0, 0, 0, -1, -1, -1]
-    batch = read(table, words, Seq2Seq(), replace(tiny.t5(), start=(end, start)), 6)
+    batch = row_of(table, words, Seq2Seq(), replace(tiny.t5(), start=(end, start)), 6)
     assert batch["tokens"] == [end, start, x, y, z, 0]
     assert batch["targets"] == [-1, x, y, z, end, -1], "what is forced is not learned"
-    batch = read(table, words, Seq2Seq(), tiny.gpt2(), 8)
+    batch = row_of(table, words, Seq2Seq(), tiny.gpt2(), 8)
     assert batch["tokens"] == [start, a, b, start, x, y, z, 0]
     assert batch["source"] is None
     assert batch["targets"] == [-1, -1, -1, x, y, z, end, -1]
     assert batch["tokens"][:4] == question(words, [a, b]), "what generation gives it to read"
-    batch = read(table, frame, Contrast(), VECTORS, 12)
+    batch = row_of(table, frame, Contrast(), VECTORS, 12)
     assert batch["document_ids"] == [0] * 4 + [1] * 5 + [-1] * 3
     assert batch["pos"] == [0, 1, 2, 3, 0, 1, 2, 3, 4, -1, -1, -1]
-    batch = read(labelled, frame, Classify(), tiny.bert(), 8)
+    batch = row_of(labelled, frame, Classify(), tiny.bert(), 8)
     assert batch["tokens"] == frame.encode_pair("w0 w1", "w2 w3 w4")[0]
     assert batch["segments"] == [0] * 4 + [1] * 4
     assert batch["labels"] == 2
-    batch = read(labelled, words, Classify(), tiny.gpt2(), 8)
+    batch = row_of(labelled, words, Classify(), tiny.gpt2(), 8)
     assert batch["tokens"] == [start, a, b, end, x, y, z, end]
     assert batch["segments"] is None
 

@@ -53,6 +53,24 @@ def encoder(pool=None):
     return build_model(shape, seed=1).eval()
 
 
+def test_a_decoder_that_learned_no_vector_reads_a_text_as_its_file_says():
+    """An end of text that transformers does not put there would change the mean."""
+    words = served.tokenizer()
+    assert words.eos is not None and words.frame == ([], [])
+    cfg = served.worded(tiny.ALL["llama"])
+    text, short = "the cat sat on the mat", replace(cfg, context=4)
+    ids = words.encode(text)
+    with torch.no_grad():
+        for shape, read in ((cfg, ids), (short, ids[:4])):
+            model = build_model(shape, seed=1).eval()
+            mean = model(torch.tensor([read]), logits="none").hidden.mean(1)
+            assert_close(embed(model, words, text, truncate=True), mean, rtol=0.0, atol=1e-6)
+    learned = build_model(replace(cfg, head=None, pool=c.Pool("last")), seed=1).eval()
+    with torch.no_grad():
+        last = learned(torch.tensor([[*ids, words.eos]])).hidden[:, -1]
+    assert_close(embed(learned, words, text), last, rtol=0.0, atol=1e-6)
+
+
 POOLS = [
     None,
     c.Pool("mean", normalize=True),
@@ -236,7 +254,9 @@ def test_a_blank_takes_the_space_before_it_where_words_hold_theirs():
     assert ids == [*words.encode("the"), words.mask, *words.encode(" sat")]
     shape = replace(tiny.bert(), embed=c.Embed(words.size, segments=2))
     (filled,) = fill(build_model(shape, seed=1).eval(), words, "the ___ sat", top=3)
-    assert [way.text for way in filled] == [f"the {way.words[0]} sat" for way in filled]
+    assert [filling.text for filling in filled] == [
+        f"the {filling.words[0]} sat" for filling in filled
+    ]
 
 
 def test_the_encoder_of_the_package_fills_a_blank():
@@ -267,10 +287,10 @@ def test_blanks_are_filled_alike_from_rows_at_once_or_in_batches(order):
         random = torch.Generator().manual_seed(1)
         while rows := filling.rows:
             logits = torch.randn(len(rows), 3, tokenizer.size, generator=random)
-            for part in logits.split(batch):
-                assert filling.rows[: len(part)] == rows[: len(part)]
-                rows = rows[len(part) :]
-                filling.update(part)
+            for chunk in logits.split(batch):
+                assert filling.rows[: len(chunk)] == rows[: len(chunk)]
+                rows = rows[len(chunk) :]
+                filling.update(chunk)
         return filling.results
 
     assert filled(1) == filled(5) == filled(100)

@@ -137,8 +137,8 @@ def test_an_answer_that_harms_is_worth_nothing_and_the_next_one_is_tested(name, 
     assert share(f"{code}\n{ADD}", seconds=0.2) == 0
     assert share(ADD) == 1
     if name == "left behind":
-        left = Path(f"/proc/{path.read_text()}/status")  # a zombie is dead
-        assert not left.exists() or "State:\tZ" in left.read_text()
+        status = Path(f"/proc/{path.read_text()}/status")  # a zombie is dead
+        assert not status.exists() or "State:\tZ" in status.read_text()
 
 
 def test_a_test_without_an_end_leaves_those_before_it():

@@ -152,8 +152,8 @@ def test_added_tokens_have_the_ids_that_the_file_gives_them(kind, more):
     assert tokenizer.size == 10
     again = from_json(tokenizer.to_json())
     assert again.fingerprint == tokenizer.fingerprint
-    for each in (tokenizer, again):
-        assert each.encode("a!!b<x>", special=True) == [0, 5, 1, 9]
+    for item in (tokenizer, again):
+        assert item.encode("a!!b<x>", special=True) == [0, 5, 1, 9]
 
 
 @pytest.mark.parametrize("id", [0, 7, -1])

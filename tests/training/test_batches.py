@@ -195,9 +195,9 @@ def test_evaluation_counts_each_token_once_in_order(length, stride):
     for batch in every_token_once(corpus([length], eos=None), batch=3, context=16, stride=stride):
         for row in batch.targets:
             back = int((row == -1).int().argmin())
-            own = row[row != -1].tolist()
-            targets += own
-            assert back >= min(16 - (stride or 16), own[0] - 2)
+            row_targets = row[row != -1].tolist()
+            targets += row_targets
+            assert back >= min(16 - (stride or 16), row_targets[0] - 2)
     assert targets == list(range(2, length + 1))
 
 

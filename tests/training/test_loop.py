@@ -304,7 +304,8 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
     assert isinstance(matrix, muon.Muon)
     assert isinstance(adamw, torch.optim.AdamW)
     matrices, names = (
-        {name for group in each.param_groups for name in group["paths"]} for each in (matrix, adamw)
+        {name for group in optimizer.param_groups for name in group["paths"]}
+        for optimizer in (matrix, adamw)
     )
     assert len(matrices) == 2 * 7
     assert all(".blocks." in name and "norm" not in name for name in matrices)
@@ -392,8 +393,12 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
     case = BLOCKWISE[name]
     attention = config.Attention(2, **case.get("attention", {}))
     block = config.Block(attention, case.get("feedforward", config.MLP(24)))
-    parts = {"position": config.Rotary(), "last_norm": config.RMSNorm(), **case.get("stack", {})}
-    stack = config.Stack(4, (block,), **parts)
+    stack_options = {
+        "position": config.Rotary(),
+        "last_norm": config.RMSNorm(),
+        **case.get("stack", {}),
+    }
+    stack = config.Stack(4, (block,), **stack_options)
     model = build_model(config.Decoder(16, 24, config.Embed(50), stack), seed=0).train()
     # of fp32 experts torch has no grouped product but on a CPU, which a trace does not see
     model, close = (
@@ -559,9 +564,9 @@ def test_the_plan_leaves_everything_as_it_was():
     assert not model.training
     assert equal_tensors(weights, weights_of(model))
     assert all(p.grad is None for p in model.parameters())
-    asked = plan(dtype="bfloat16", compile="yes")
-    assert asked.dtype == "bfloat16"
-    assert asked.compile
+    explicit = plan(dtype="bfloat16", compile="yes")
+    assert explicit.dtype == "bfloat16"
+    assert explicit.compile
 
 
 CPUS = {
@@ -607,9 +612,9 @@ def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkey
         seconds = {"float32": 1.0, "bfloat16": ratio}
         peaks = {torch.float32: 1e9, torch.bfloat16: 1e9 / ratio}
         monkeypatch.setattr(
-            execution, "_step_seconds", lambda m, b, o, s, dtype, found=seconds: found[dtype]
+            execution, "_step_seconds", lambda m, b, o, s, dtype, table=seconds: table[dtype]
         )
-        monkeypatch.setattr(execution, "matmul_peak", lambda dtype, _, found=peaks: found[dtype])
+        monkeypatch.setattr(execution, "matmul_peak", lambda dtype, _, table=peaks: table[dtype])
         model = model_of(3, dropout=0.1)
         list(train(model, Random(), settings=run.Train(steps=4, batch=4)))
         results.append(weights_of(model))

@@ -109,16 +109,16 @@ def test_a_prefix_reaches_the_model():
 def test_gradients_shared_by_processes_see_every_batch():
     """Nothing is drawn for a choice of number format before them."""
     batches = iter(range(3))
-    seen = []
+    consumed_batches = []
     state = loop.State(model := build_model(tiny(), seed=0), Optimizer(model, run.AdamW()), batches)
 
     def gradients(runner, batches, *args):
-        seen.append(next(batches))
+        consumed_batches.append(next(batches))
         return loss.Sums(0.0, 0.0, 0, 0, {})
 
     state.gradients = gradients
     list(train(model, batches, settings=run.Train(steps=3), state=state))
-    assert seen == [0, 1, 2]
+    assert consumed_batches == [0, 1, 2]
 
 
 def test_a_tables_gradient_over_many_pieces_is_added_up_in_fp32(monkeypatch):

@@ -74,9 +74,9 @@ TUNES = {
 )
 def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monkeypatch, capfd):
     settings = changed(home, *TUNES[name])
-    whole = tmp_path / "whole"
+    full_run = tmp_path / "whole"
     cut = tmp_path / "cut"
-    runs.run(settings, whole)
+    runs.run(settings, full_run)
     stderr = capfd.readouterr().err
     assert "weights; the others stay as they are" in stderr
     assert ("has no weights for pool.proj: drawn anew" in stderr) == ("labels" in name)
@@ -90,16 +90,16 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
         with pytest.raises(ZeroDivisionError):
             runs.run(settings, cut)
     assert runs.run(settings, cut, resume=True).step == 8
-    saved, again = (snapshot(folder / "step-000008") for folder in (whole, cut))
+    saved, again = (snapshot(folder / "step-000008") for folder in (full_run, cut))
     assert {**saved, "state.json": b""} == {**again, "state.json": b""}
     assert ("adapter_model.safetensors" in saved) == ("lora" in name)
     size = sum(len(data) for path, data in saved.items() if path.endswith("model.safetensors"))
     assert size < 0.5 * (resolve.resolve(home / "base") / "model.safetensors").stat().st_size
-    model, tokenizer = store.load(whole)
+    model, tokenizer = store.load(full_run)
     assert tokenizer is not None
     assert not tuning.adapted(model)
     before = weights_in(home / "base")
-    after = weights_in(whole)
+    after = weights_in(full_run)
     moved = {path for path in before if not torch.equal(before[path], after[path])}
     assert name == "frozen, labels" or moved
     assert not any(
@@ -107,7 +107,7 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
         for path in moved
     )
     if "labels" in name:
-        assert Checkpoint.open(whole).labels == ("even", "odd")
+        assert Checkpoint.open(full_run).labels == ("even", "odd")
 
 
 def test_a_merged_model_stands_alone(home, tmp_path, terminal):
@@ -128,8 +128,11 @@ def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
     store.save(model, tmp_path / "base", tokenizer)
     runs.run(settings, tmp_path / "run")
     weight = model.embed.token.weight.detach()
-    for other in (weight.flip(0), weight + 1):  # the same numbers in another order, other numbers
-        weight.copy_(other)
+    for changed_weight in (
+        weight.flip(0),
+        weight + 1,
+    ):  # the same numbers in another order, other numbers
+        weight.copy_(changed_weight)
         store.save(model, tmp_path / "base", tokenizer)
         with mistake(r"has other weights than when"):
             runs.run(settings, tmp_path / "run", resume=True)

@@ -51,10 +51,10 @@ class Calls:
         symbol = f"{name}_{build.replace('-', '_')}".encode()
         self.calls.append(CALL.pack(symbol, *places, *floats))
 
-    def expect(self, what, y):
+    def expect(self, label, y):
         """Room for a result that must be ``y``."""
         address = self.put(torch.full_like(y, 7))
-        self.results.append((what, address - BASE, y))
+        self.results.append((label, address - BASE, y))
         return address
 
     def run(self, program, processor, path):
@@ -64,10 +64,10 @@ class Calls:
         done = subprocess.run([QEMU, "-cpu", processor, program, path], check=False)
         assert done.returncode == 0
         data = path.read_bytes()
-        for what, place, y in self.results:
+        for label, place, y in self.results:
             bytes_ = bytearray(data[place : place + y.nbytes])
             actual = torch.frombuffer(bytes_, dtype=y.dtype).view(y.shape)
-            assert torch.equal(actual.nan_to_num(7), y.nan_to_num(7)), what
+            assert torch.equal(actual.nan_to_num(7), y.nan_to_num(7)), label
 
 
 @pytest.fixture(scope="module")
@@ -155,21 +155,21 @@ def add_attention(calls, build, dtype, window, softcap, plus):
         [
             reference.attention_row(
                 q[t],
-                *(item[:seen].repeat_interleave(heads // kv_heads, 1) for item in (k, v)),
+                *(item[:length].repeat_interleave(heads // kv_heads, 1) for item in (k, v)),
                 *(0.3, window, softcap, bias),
             )
-            for t, seen in enumerate(lengths.tolist())
+            for t, length in enumerate(lengths.tolist())
         ]
     ).to(dtype)
     tables = torch.arange(count, dtype=torch.int32)
     rows = torch.zeros(tokens, dtype=torch.int32)
     to = calls.expect(("attention", dtype, window), y)
-    parts = torch.zeros(tokens * heads * chunks * (2 + wide))
+    partials = torch.zeros(tokens * heads * chunks * (2 + wide))
     runs = torch.zeros(3 * (tokens + 1), dtype=torch.int32)
     addresses = (q, keys, values, tables, rows, lengths, 0 if bias is None else bias, to)
     sizes = (tokens, heads, kv_heads, dim, wide, count, window or 0, 40 if plus else 0, chunks)
     flags = (int(dtype == torch.bfloat16), 1)
-    arguments = (*addresses, parts, runs, *sizes, *flags)
+    arguments = (*addresses, partials, runs, *sizes, *flags)
     calls.add("paged_attention", build, arguments, (0.3, softcap or 0.0))
 
 
@@ -180,8 +180,8 @@ def test_every_kernel_is_the_reference_bit_for_bit(program, processor, tmp_path)
     best = list(shared_library.BUILDS).index
     features = subprocess.run([QEMU, "-cpu", processor, program], check=False).returncode - 100
     names = shared_library.ARM64_FEATURES
-    there = {name for i, name in enumerate(names) if features >> i & 1}
-    able = [name for name, flags in shared_library.BUILDS.items() if set(flags) <= there]
+    cpu_features = {name for i, name in enumerate(names) if features >> i & 1}
+    able = [name for name, flags in shared_library.BUILDS.items() if set(flags) <= cpu_features]
     assert able == sorted(PROCESSORS[processor], key=best)
     torch.manual_seed(0)
     for build in able:

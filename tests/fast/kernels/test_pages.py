@@ -116,11 +116,11 @@ def test_a_token_is_the_reference_bit_for_bit_whoever_else_is_there(compiled, dt
         options = (0.3, window, softcap, plus)
         full = paged_attention(q, pages, table, rows, observed, *options)
         for t in places:
-            one = slice(t, t + 1)
-            alone = paged_attention(q[one], pages, table, rows[one], observed[one], *options)
-            assert torch.equal(alone, full[one])
-            seen = (item[: observed[t]] for item in output[rows[t]])
-            k, v = (item.repeat_interleave(heads // kv_heads, 1) for item in seen)
+            token = slice(t, t + 1)
+            alone = paged_attention(q[token], pages, table, rows[token], observed[token], *options)
+            assert torch.equal(alone, full[token])
+            cached = (item[: observed[t]] for item in output[rows[t]])
+            k, v = (item.repeat_interleave(heads // kv_heads, 1) for item in cached)
             expected = reference.attention_row(q[t], k, v, *options).to(dtype)
             assert torch.equal(alone[0], expected), (t, options[:3])
 

@@ -57,9 +57,9 @@ def test_a_chat_is_stopped_goes_on_and_shows_why(talker, new_tab, slow):
     tab.get_by_role("button", name="Stop").click()
     tab.wait_for_selector("text=The answer was stopped")
     ids = [int(token.get_attribute("data-id")) for token in tab.locator(".answer button").all()]
-    with tab.expect_request("**/api/generate") as asked:
+    with tab.expect_request("**/api/generate") as request:
         tab.get_by_role("button", name="Regenerate").click()
-    messages = asked.value.post_data_json["messages"]
+    messages = request.value.post_data_json["messages"]
     assert messages == [
         {"role": "system", "content": "a mat"},
         {"role": "user", "content": "the cat"},
@@ -73,20 +73,20 @@ def test_a_chat_is_stopped_goes_on_and_shows_why(talker, new_tab, slow):
         tab.get_by_role("button", name="Save").click()
     record = json.loads(saved.value.path().read_text(encoding="utf-8"))["messages"]
     assert record[:2] == messages and record[2]["role"] == "assistant"
-    with tab.expect_request("**/api/generate") as asked:
+    with tab.expect_request("**/api/generate") as request:
         say(tab, "the dog")
-    assert asked.value.post_data_json["messages"] == [
+    assert request.value.post_data_json["messages"] == [
         *record,
         {"role": "user", "content": "the dog"},
     ]
     tab.locator('[aria-label="answer 1"] button').nth(5).click()
     model, tokenizer = glassformer.load(folder)
-    read = [*ChatTemplate(CHATML, tokenizer).tokens(messages), *again[:5]]
-    shown = tab.wait_for_selector('[aria-label="the arithmetic of one number"] .value .num')
+    prompt = [*ChatTemplate(CHATML, tokenizer).tokens(messages), *again[:5]]
+    value = tab.wait_for_selector('[aria-label="the arithmetic of one number"] .value .num')
     with torch.no_grad():
-        logit = float(model(torch.tensor([read])).logits[0, -1, again[5]])
-    assert shown.get_attribute("data-addr") == f"logits[{len(read) - 1},{again[5]}]"
-    assert close(float(shown.get_attribute("data-v")), logit)
+        logit = float(model(torch.tensor([prompt])).logits[0, -1, again[5]])
+    assert value.get_attribute("data-addr") == f"logits[{len(prompt) - 1},{again[5]}]"
+    assert close(float(value.get_attribute("data-v")), logit)
 
 
 def test_a_base_model_says_that_it_is_one(talker, new_tab):

@@ -19,7 +19,7 @@ CROSSING = """() => [...document.querySelectorAll('[data-node] rect')].map(one =
     && a.y < b.y + b.height && b.y < a.y + a.height))"""
 
 
-def found(tab: Any) -> Any:
+def request_circuit(tab: Any) -> Any:
     """Asks, and returns the answer of the server."""
     tab.get_by_label("answer", exact=True).fill("7")
     tab.get_by_label("instead of").fill("9")
@@ -33,7 +33,7 @@ def found(tab: Any) -> Any:
 @pytest.mark.parametrize("name", ["mixture", "t5"])
 def test_the_picture_is_the_commands_json(name, site, tab):
     apart = typed(tab, site, name, "circuit")
-    answer = found(tab)
+    answer = request_circuit(tab)
     model, tokenizer = store.load(site.folders[name])
     source = SOURCE if name == "t5" else None
     options = {"answer": "7", "instead": "9", "least": 0.1}
@@ -58,8 +58,8 @@ def test_the_picture_is_the_commands_json(name, site, tab):
         abs(float(opened.get_attribute("data-v"))), float(row.abs().max())
     )
     into = {x["writer"] for x in answer["edges"] if x["reader"] == head}
-    shown = tab.locator(f'[aria-label="node"] [data-addr$="> {head})"]')
-    assert shown.count() == len(into)
+    values = tab.locator(f'[aria-label="node"] [data-addr$="> {head})"]')
+    assert values.count() == len(into)
     if AXE.exists():
         tab.evaluate(AXE.read_text(encoding="utf-8"))
         assert tab.evaluate(SERIOUS, {}) == []

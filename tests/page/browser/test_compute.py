@@ -80,7 +80,7 @@ def until(tab, truth):
         time.sleep(0.02)
 
 
-def read(tab, text):
+def type_text(tab, text):
     before = tab.evaluate("__glassformer.run().run")
     tab.fill("#prompt", text)
     tab.press("#prompt", "Enter")
@@ -107,7 +107,7 @@ def test_the_shipped_model_reads_any_text(saved, shipped, opened):
     tab = opened(saved)
     assert set(tab.evaluate("__glassformer.functions")) == FUNCTIONS
     compare(tab, glassformer.trace(*shipped, OWN))
-    read(tab, OTHER)
+    type_text(tab, OTHER)
     trace = glassformer.trace(*shipped, OTHER)
     run = tab.evaluate("__glassformer.run()")
     expected = answers.run(trace, answers.spans(shipped[1], trace.tokens[0].tolist(), OTHER), None)
@@ -131,13 +131,13 @@ def test_families(name, opened, tmp_path):
     model = build_model(cfg, seed=1).eval()
     luck = torch.Generator().manual_seed(3)
     source = torch.randint(cfg.embed.vocab, (1, 6), generator=luck) if cfg.has_source else None
-    own, other = (torch.randint(cfg.embed.vocab, (1, n), generator=luck) for n in (8, 13))
-    path = Trace(model, None, own, source).save(tmp_path / "it.html")
+    ids, changed_ids = (torch.randint(cfg.embed.vocab, (1, n), generator=luck) for n in (8, 13))
+    path = Trace(model, None, ids, source).save(tmp_path / "it.html")
     tab = opened(path)
-    compare(tab, Trace(model, None, own, source))
+    compare(tab, Trace(model, None, ids, source))
     if source is None:
-        tab = opened(path, f"#inside?i={'.'.join(map(str, other[0].tolist()))}")
-        compare(tab, Trace(model, None, other))
+        tab = opened(path, f"#inside?i={'.'.join(map(str, changed_ids[0].tolist()))}")
+        compare(tab, Trace(model, None, changed_ids))
 
 
 @pytest.mark.parametrize("name", ["shipped", "gpt2", "mixtral", "gemma2", "t5"])
@@ -156,29 +156,29 @@ def test_cells(name, shipped, saved, opened, tmp_path):
             index = [luck.randrange(size) for size in op.shape[op.value.batch :]]
             addresses.append(f"{op.id}[{','.join(map(str, index))}]" if index else op.id)
     names = [*trace.plan.weights][:20]
-    addresses += [f"{one}[{','.join('0' for _ in trace[one].shape)}]" for one in names]
+    addresses += [f"{weight}[{','.join('0' for _ in trace[weight].shape)}]" for weight in names]
     for address, cell in zip(addresses, opened(path).evaluate(CELLS, addresses), strict=True):
         expected = answers.cell(trace, address, 16)
-        same = ("address", "kind", "place", "equation", "count", "source", "next", "python")
-        assert {key: cell[key] for key in same} == {key: expected[key] for key in same}
+        keys = ("address", "kind", "place", "equation", "count", "source", "next", "python")
+        assert {key: cell[key] for key in keys} == {key: expected[key] for key in keys}
         for key in ("value", "recomputed"):
             assert float(cell[key]) == pytest.approx(float(expected[key]), rel=1e-5, abs=1e-5), (
                 address
             )
-        ours = {term["term"]: term for term in cell["terms"]}
+        terms = {term["term"]: term for term in cell["terms"]}
         for term in expected["terms"][:8]:
-            if term["term"] not in ours and abs(float(term["value"])) < 1e-4:
+            if term["term"] not in terms and abs(float(term["value"])) < 1e-4:
                 continue  # of equal size: others may come first
             operands = [x["address"] for x in term["operands"]]
-            assert [x["address"] for x in ours[term["term"]]["operands"]] == operands, address
-            assert float(ours[term["term"]]["value"]) == pytest.approx(
+            assert [x["address"] for x in terms[term["term"]]["operands"]] == operands, address
+            assert float(terms[term["term"]]["value"]) == pytest.approx(
                 float(term["value"]), rel=1e-4, abs=1e-5
             )
 
 
 def test_it_writes_what_the_command_line_writes(shipped, saved, opened):
     tab = opened(saved)
-    read(tab, OTHER)
+    type_text(tab, OTHER)
     tab.get_by_role("button", name="Playground", exact=True).click()
     tab.click("text=Generate")
     tab.wait_for_selector("text=ended: length")
@@ -238,8 +238,8 @@ def test_what_it_cannot_is_said(saved, opened, tmp_path):
     tab.fill("#prompt", "")
     tab.press("#prompt", "Enter")
     tab.wait_for_selector("text=There is no text; type one.")
-    other = json.dumps(["mask_token(2)"])
-    tab = opened(saved, f"#inside?e={quote(other)}", loaded=False)
+    edits = json.dumps(["mask_token(2)"])
+    tab = opened(saved, f"#inside?e={quote(edits)}", loaded=False)
     tab.wait_for_selector("text=does not make the edit mask_token(2)")
     cfg = tiny.ALL["llama"]
     words = served.tokenizer("unigram")

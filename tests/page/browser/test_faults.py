@@ -37,9 +37,9 @@ def test_numbers_are_of_the_text_that_was_cut(site, tab):
     for route in waiting:
         route.continue_()
     panel.get_by_text("✓ decodes to the same text", exact=True).wait_for()
-    each = panel.locator('[data-addr="tokenize.gpt.characters_per_token"]').get_attribute("data-v")
+    ratio = panel.locator('[data-addr="tokenize.gpt.characters_per_token"]').get_attribute("data-v")
     tokens = panel.locator('[data-addr="tokenize.gpt.tokens"]').get_attribute("data-v")
-    assert abs(float(each) * int(tokens) - len("the dog " * 40)) < 1e-6
+    assert abs(float(ratio) * int(tokens) - len("the dog " * 40)) < 1e-6
 
 
 def test_a_model_that_cannot_read_the_example(site, window):
@@ -60,9 +60,9 @@ def test_a_model_that_cannot_read_the_example(site, window):
 
 
 def test_lines_of_code_are_whole(site, tab):
-    where = {"m": "llama", "t": SENTENCE, "d": "code", "l": 0, "op": "decoder.blocks.0.attn.in"}
+    query = {"m": "llama", "t": SENTENCE, "d": "code", "l": 0, "op": "decoder.blocks.0.attn.in"}
     tab.set_viewport_size({"width": 390, "height": 800})
-    tab.goto(f"{site.url}#inside?{urlencode(where)}")
+    tab.goto(f"{site.url}#inside?{urlencode(query)}")
     line = tab.locator("aside pre code")
     line.wait_for()
     assert "rms_norm" in line.inner_text()

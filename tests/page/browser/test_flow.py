@@ -57,8 +57,8 @@ def test_every_block_is_drawn_with_its_parts_and_shapes(name, site, tab):
             inside = f"{stack}.{layer}/"
             assert sum(inside in arrow.split(" > ")[0] for arrow in arrows) >= len(titles) - 1
         assert f"{stack}.0 > {stack}.1" in arrows
-    whole = tab.locator(".flow .part b").all_inner_texts()
-    assert whole.count("Embedding") == len(FAMILY[name]) and "Head" in whole
+    names = tab.locator(".flow .part b").all_inner_texts()
+    assert names.count("Embedding") == len(FAMILY[name]) and "Head" in names
     if name == "t5":
         cross = tab.evaluate(ARROWS, ".cross")
         assert [arrow.split(" > ")[1] for arrow in cross] == ["decoder.0/cross", "decoder.1/cross"]

@@ -31,8 +31,8 @@ RINGED = """title => {
 def test_every_step_points_at_what_is_there(site, tab):
     tab.goto(f"{site.url}#playground?{urlencode({'m': 'llama', 't': SENTENCE})}")
     tab.wait_for_selector("footer .badge")
-    begin = tab.get_by_role("button", name="Tour", exact=True)
-    begin.click()
+    button = tab.get_by_role("button", name="Tour", exact=True)
+    button.click()
     dialog, count = tab.get_by_role("dialog", name="tour", exact=True), 0
     for nth, title in enumerate(TITLES):
         tab.wait_for_function(RINGED, arg=title)

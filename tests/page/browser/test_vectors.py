@@ -43,9 +43,9 @@ def embedded(model: Any, tokenizer: Any, text: str) -> torch.Tensor:
 
 
 def number(place: Any, nth: int) -> float:
-    found = place.locator('[data-addr^="cosine("]').nth(nth)
-    found.wait_for()
-    return float(found.get_attribute("data-v"))
+    cell = place.locator('[data-addr^="cosine("]').nth(nth)
+    cell.wait_for()
+    return float(cell.get_attribute("data-v"))
 
 
 def test_an_edit_turns_the_vector(folder, link, new_tab):
@@ -56,8 +56,8 @@ def test_an_edit_turns_the_vector(folder, link, new_tab):
     second.fill(SECOND)
     second.press("Enter")
     model, tokenizer = store.load(folder)
-    text, other = (embedded(model, tokenizer, one) for one in (SENTENCE, SECOND))
-    alike = float(torch.cosine_similarity(text, other, dim=0))
+    text, second_vector = (embedded(model, tokenizer, first) for first in (SENTENCE, SECOND))
+    alike = float(torch.cosine_similarity(text, second_vector, dim=0))
     assert close(number(card, 0), alike) and abs(alike) < 0.9999
     card.get_by_role("button", name="switch this head off", exact=True).click()
     card.locator(".moved .num").wait_for()
@@ -69,12 +69,12 @@ def test_an_edit_turns_the_vector(folder, link, new_tab):
     turned = float(torch.cosine_similarity(text, edited, dim=0))
     assert turned < 0.999999
     card.get_by_text("with the edit", exact=False).nth(1).wait_for()
-    shown = [number(card, nth) for nth in range(3)]
-    truth = [turned, alike, float(torch.cosine_similarity(edited, other, dim=0))]
-    assert all(close(one, two) for one, two in zip(shown, truth, strict=True)), (shown, truth)
+    values = [number(card, nth) for nth in range(3)]
+    truth = [turned, alike, float(torch.cosine_similarity(edited, second_vector, dim=0))]
+    assert all(close(first, two) for first, two in zip(values, truth, strict=True)), (values, truth)
     card.get_by_role("button", name="keep it on the page", exact=True).click()
     tab.get_by_role("group", name="edits of this run", exact=True).wait_for()
     tab.get_by_role("button", name="Playground", exact=True).click()
-    kept = tab.get_by_role("region", name="the text's vector", exact=True)
-    assert [number(kept, nth) for nth in range(3)] == shown
+    region = tab.get_by_role("region", name="the text's vector", exact=True)
+    assert [number(region, nth) for nth in range(3)] == values
     assert tab.get_by_role("region", name="labels", exact=True).count() == 0

@@ -65,7 +65,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def other(name):
+def transformers_model(name):
     transformers = pytest.importorskip("transformers")
     kind, sizes = OTHERS[name]
     config = getattr(transformers, f"{name}Config")(**SIZES | sizes)
@@ -76,7 +76,7 @@ def other(name):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_logit_of_any_model_splits(name):
-    model, inputs = other(name)
+    model, inputs = transformers_model(name)
     trace = ModuleTrace(deep(model), (), inputs)
     causes = trace.attribute("logits[0,3,7]", against="logits[0,3,11]")
     adds_up(causes)
@@ -89,7 +89,7 @@ def test_a_logit_of_any_model_splits(name):
 
 @pytest.mark.parametrize("name", ["Llama", "GptOss", "Mamba"])
 def test_float32_adds_up_too(name):
-    model, inputs = other(name)
+    model, inputs = transformers_model(name)
     adds_up(ModuleTrace(model.eval(), (), inputs).attribute("logits[0,3,7]"), 1e-5)
 
 
@@ -103,7 +103,7 @@ class Fixing(TorchFunctionMode):
 
 
 def test_it_is_the_gradient_of_the_model_with_these_fixed():
-    model, _ = other("Llama")
+    model, _ = transformers_model("Llama")
     model = deep(model)
     model.set_attn_implementation("eager")  # type: ignore[operator]
     table = model.get_input_embeddings()(IDS).detach().requires_grad_()  # type: ignore[operator]
@@ -208,8 +208,8 @@ def test_they_are_the_parts_of_direct_logit_attribution(name, against):
     biases: dict[str, float] = {}
     for part in right.parts:
         if part.address in writers:
-            found = values.pop(writers[part.address], 0.0)
-            assert found == pytest.approx(part.value, abs=1e-9), part
+            actual = values.pop(writers[part.address], 0.0)
+            assert actual == pytest.approx(part.value, abs=1e-9), part
         elif part.kind == "bias":
             bias = part.address.partition("[")[0]
             biases[bias] = biases.get(bias, 0.0) + part.value
@@ -246,8 +246,8 @@ def test_what_an_edit_did_to_the_stream_is_a_cause():
     assert causes.value != pytest.approx(float(trace["logits[0,4,7]"]), abs=1e-3)
     (edit,) = [cause for cause in causes.causes if cause.kind == "edit"]
     x = trace["decoder.blocks.0[0,4]"]
-    ends = ["decoder.blocks.1.ffn[0,4]", "decoder.blocks.0[0,4]"]
-    reads = edited.attribute("logits[0,4,7]", ends)
+    endpoints = ["decoder.blocks.1.ffn[0,4]", "decoder.blocks.0[0,4]"]
+    reads = edited.attribute("logits[0,4,7]", endpoints)
     gradient = reads.gradients["decoder.blocks.0[0,4]"]
     assert edit.value == pytest.approx(float(gradient @ (1 - 0.5 * x)), abs=1e-9)
 
@@ -302,11 +302,11 @@ def test_a_module_of_somebody_s_own_splits():
 
 def test_by_place_the_shares_are_the_whole():
     trace = odd()
-    whole = trace.attribute("output[0,4,1]", "x")
+    total = trace.attribute("output[0,4,1]", "x")
     places = trace.attribute("output[0,4,1]", "x[0,place,channel]")
-    assert places["x"] == pytest.approx(whole["x"], abs=1e-12)
+    assert places["x"] == pytest.approx(total["x"], abs=1e-12)
     assert sum(cause.kind == "chosen" for cause in places.causes) == 30
-    assert_close(whole.gradients["x"][0, 2, 3], places.gradients["x[0,2,3]"], rtol=0, atol=1e-12)
+    assert_close(total.gradients["x"][0, 2, 3], places.gradients["x[0,2,3]"], rtol=0, atol=1e-12)
     assert json.loads(json.dumps(places.to_dict()))["sum"] == places.sum
 
 
@@ -333,13 +333,13 @@ def test_numbers_beside_the_way_are_found_where_they_were_computed():
 @pytest.fixture(scope="module")
 def pair():
     """Two passes of a model that differ in one token."""
-    model, _ = other("Llama")
+    model, _ = transformers_model("Llama")
     model = deep(model)
     model.set_attn_implementation("eager")
     changed = IDS.clone()
     changed[0, 2] = 40
-    here, there = (ModuleTrace(model, (), {"input_ids": ids}) for ids in (IDS, changed))
-    return here, there
+    clean, corrupted = (ModuleTrace(model, (), {"input_ids": ids}) for ids in (IDS, changed))
+    return clean, corrupted
 
 
 HEADS = "model.layers.*.self_attn.attn_output.matmul[0,head]"
@@ -361,18 +361,23 @@ def test_edges_add_up_to_the_reader(pair):
 
 
 def test_the_gradient_expects_what_a_patch_does(pair):
-    trace, there = pair
-    patches = trace.compare_patches(there, "logits[0,7,9]", HEADS, "logits[0,7,4]")
+    trace, corrupted = pair
+    patches = trace.compare_patches(corrupted, "logits[0,7,9]", HEADS, "logits[0,7,4]")
     assert len(patches.patches) == 8
     assert patches.patched - patches.value == pytest.approx(
         sum(
             sign * float(run[f"logits[0,7,{token}]"])
-            for sign, run, token in ((1, there, 9), (-1, there, 4), (-1, trace, 9), (1, trace, 4))
+            for sign, run, token in (
+                (1, corrupted, 9),
+                (-1, corrupted, 4),
+                (-1, trace, 9),
+                (1, trace, 4),
+            )
         ),
         abs=1e-6,
     )
     first = patches.patches[0]
-    edited = trace.edit({first.address: lambda _: there[first.address]})
+    edited = trace.edit({first.address: lambda _: corrupted[first.address]})
     difference = edited["logits[0,7,9]"] - edited["logits[0,7,4]"]
     assert first.exact == pytest.approx(float(difference) - patches.value, abs=1e-7)
     assert patches.correlation > 0.8
@@ -382,12 +387,14 @@ def test_the_gradient_expects_what_a_patch_does(pair):
 def test_the_expectation_is_the_models_own_gradient(
     pair,
 ):
-    trace, there = pair
+    trace, corrupted = pair
     table = trace["model.embed_tokens"].clone().requires_grad_()
     logit = trace.module(inputs_embeds=table).logits[0, 7, 9]
     (gradient,) = torch.autograd.grad(logit, table)
-    patches = trace.compare_patches(there, "logits[0,7,9]", "model.embed_tokens[0,token]")
-    expected = (gradient * (there["model.embed_tokens"] - trace["model.embed_tokens"])).sum(-1)[0]
+    patches = trace.compare_patches(corrupted, "logits[0,7,9]", "model.embed_tokens[0,token]")
+    expected = (gradient * (corrupted["model.embed_tokens"] - trace["model.embed_tokens"])).sum(-1)[
+        0
+    ]
     for token, patch in enumerate(patches.patches):
         assert patch.expected == pytest.approx(expected[token].item(), abs=1e-7)
 
@@ -403,11 +410,11 @@ class Diamond(nn.Module):
 
 
 def test_a_path_is_patched_alone():
-    here, there = (ModuleTrace(Diamond(), (torch.tensor([x]),)) for x in (2.0, 3.0))
-    direct = here.patch_path(there, "first", "third", "output[0]", "second")
+    clean, corrupted = (ModuleTrace(Diamond(), (torch.tensor([x]),)) for x in (2.0, 3.0))
+    direct = clean.patch_path(corrupted, "first", "third", "output[0]", "second")
     second = math.sin(4.0) + 2
     assert direct == pytest.approx((9 - 4) * second, rel=1e-6)
-    by_both = here.patch_path(there, "first", "third", "output[0]")
+    by_both = clean.patch_path(corrupted, "first", "third", "output[0]")
     assert by_both == pytest.approx(9 * (math.sin(9.0) + 2) - 4 * second, rel=1e-6)
 
 

@@ -26,7 +26,7 @@ def traced(cfg, length=20, beside=14, seed=5, **options):
 def sized(entry, lengths):
     """An argument of the program for texts of these lengths."""
     if isinstance(entry, list):
-        return [sized(one, lengths) for one in entry]
+        return [sized(item, lengths) for item in entry]
     if isinstance(entry, dict) and "size" in entry:
         constant, *slopes = entry["size"]
         return constant + sum(a * b for a, b in zip(slopes, lengths, strict=True))
@@ -66,7 +66,7 @@ def flattened(entry, lengths):
     if isinstance(entry, dict) and "size" not in entry and "value" not in entry:
         entry = list(entry.values())
     if isinstance(entry, list):
-        return [x for one in entry for x in flattened(one, lengths)]
+        return [x for item in entry for x in flattened(item, lengths)]
     return [None if isinstance(entry, dict) and "value" in entry else sized(entry, lengths)]
 
 

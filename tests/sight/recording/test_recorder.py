@@ -56,14 +56,14 @@ def test_thousands_of_numbers_open(name):
 
 @pytest.mark.parametrize("name", hard_modules.CALLS)
 def test_what_is_not_kept_reads_the_same(name):
-    every, some = trace_of(name), trace_of(name, keep=0)
-    assert some.kept_bytes == 0
-    assert every.addresses() == some.addresses()
+    every, bare = trace_of(name), trace_of(name, keep=0)
+    assert bare.kept_bytes == 0
+    assert every.addresses() == bare.addresses()
     rng = random.Random(0)
     pairs = [
         (a, b)
-        for one, other in zip(every.operations, some.operations, strict=True)
-        for a, b in zip(one.outputs, other.outputs, strict=True)
+        for full_op, bare_op in zip(every.operations, bare.operations, strict=True)
+        for a, b in zip(full_op.outputs, bare_op.outputs, strict=True)
         if math.prod(a.shape) and a.operation.name != "empty"  # whose numbers are any
     ]
     for a, b in rng.sample(pairs, min(25, len(pairs))):
@@ -277,13 +277,13 @@ def test_what_cannot_be_opened_is_refused_in_a_sentence():
         scripted = torch.jit.trace(nn.Linear(WIDTH, 2), x)
     in_place = nn.Linear(WIDTH, 2)
     in_place.compile()
-    for part, words in (
+    for candidate, words in (
         (torch.compile(module), "torch.compile"),
         (in_place, "torch.compile"),
         (scripted, "scripted"),
     ):
-        refused(lambda: glassformer.trace(part, x), words)  # noqa: B023
-        refused(lambda: glassformer.trace(nn.Sequential(part), x), words, "0 is")  # noqa: B023
+        refused(lambda: glassformer.trace(candidate, x), words)  # noqa: B023
+        refused(lambda: glassformer.trace(nn.Sequential(candidate), x), words, "0 is")  # noqa: B023
 
 
 def test_an_address_that_is_not_there_names_the_nearest():

@@ -242,32 +242,35 @@ def test_a_pass_for_one_address_has_the_bits_of_the_whole_pass(name):
     model = tiny.model((tiny.ALL | tiny.SINKS)[name])
     traced(model)  # the first pass makes tables of positions
     full = traced(model)
-    found = [*dict.fromkeys(block_of(op.id) for op in full.plan)]
-    for block in {found[0], found[len(found) // 2]}:  # "": a number behind or before all blocks
+    block_names = [*dict.fromkeys(block_of(op.id) for op in full.plan)]
+    for block in {
+        block_names[0],
+        block_names[len(block_names) // 2],
+    }:  # "": a number behind or before all blocks
         inside = [op.id for op in full.plan if block_of(op.id) == block]
-        part = for_address(model, f"{inside[0]}[0]")
-        blocks = [[*dict.fromkeys(block_of(op.id) for op in x.plan)] for x in (part, full)]
+        partial = for_address(model, f"{inside[0]}[0]")
+        blocks = [[*dict.fromkeys(block_of(op.id) for op in x.plan)] for x in (partial, full)]
         assert blocks[0] == blocks[1][: blocks[1].index(block) + 1] or not block
-        for op in part.plan:
-            assert torch.equal(part[op.id], full[op.id]), (block, op.id)
+        for op in partial.plan:
+            assert torch.equal(partial[op.id], full[op.id]), (block, op.id)
         for address in (inside[len(inside) // 3], inside[-1]):
             at = f"{address}[{','.join('0' for _ in full.plan[address].shape)}]"
-            shared = not part.holds(at)  # a module that another block computes with too
-            mine = (for_address(model, at) if shared else part).why(at, 4)
-            assert [x.to_dict(4) for x in mine] == [x.to_dict(4) for x in full.why(at, 4)]
+            shared = not partial.holds(at)  # a module that another block computes with too
+            actual = (for_address(model, at) if shared else partial).why(at, 4)
+            assert [x.to_dict(4) for x in actual] == [x.to_dict(4) for x in full.why(at, 4)]
 
 
 def test_a_pass_for_one_address_ends_there_and_keeps_its_block():
     model = tiny.model(tiny.ALL["mixed"])
-    full, part = traced(model), for_address(model, "decoder.blocks.2.attn.scores[0,7,2]")
-    assert not part.holds("decoder.blocks.3.resid") and not part.holds("logits[0,0]")
-    kept = dict.fromkeys(range(3), 0)
+    full, partial = traced(model), for_address(model, "decoder.blocks.2.attn.scores[0,7,2]")
+    assert not partial.holds("decoder.blocks.3.resid") and not partial.holds("logits[0,0]")
+    value_counts = dict.fromkeys(range(3), 0)
     for op in full.plan:
         if (block := op.layer) is not None and block < 3:
-            kept[block] += part.value(op.id).tensor is not None
+            value_counts[block] += partial.value(op.id).tensor is not None
     # of an earlier block its result, and z, which the engine computes in one
-    assert kept[0] == kept[1] == 2 and kept[2] > 10
-    assert part.kept_bytes < full.kept_bytes / 2
+    assert value_counts[0] == value_counts[1] == 2 and value_counts[2] > 10
+    assert partial.kept_bytes < full.kept_bytes / 2
     weight = for_address(model, "decoder.blocks.3.ffn.up.weight[2,1]")
     assert not weight.holds("decoder.blocks.0.resid")
     assert weight.explain("decoder.blocks.3.ffn.up.weight[2,1]").kind == "weight"

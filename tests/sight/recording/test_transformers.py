@@ -86,8 +86,8 @@ def edits_equal_hooks(name):
     for path, change in zip(random.Random(0).sample(layers, 3), changes, strict=True):
         edited = trace.edit({path: change})
         expected = hooked(model, path, inputs, change)
-        for ours, theirs in zip(tensors_of(edited.output), expected, strict=True):
-            assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        for actual, reference in zip(tensors_of(edited.output), expected, strict=True):
+            assert_close(actual, reference, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", QUICK)

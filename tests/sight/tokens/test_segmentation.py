@@ -59,14 +59,16 @@ def proven(tokenizer, words):
     tracer = Tracer(tokenizer, rivals=0)
     unknown = "" if tokenizer.unk is None else tokenizer.token(tokenizer.unk)
     for word, ids in zip(words, tokenizer.encode_batch(words), strict=True):
-        traces = [tracer(part) for part in tokenizer.words(word)]
+        traces = [tracer(pretoken) for pretoken in tokenizer.words(word)]
         assert [id for item in traces for id in item.ids] == ids, repr(word)
         for item in traces:
             if item.algorithm == "Unigram":  # unknown neighbours are one piece, or its bytes
-                known = [
+                vocabulary_pieces = [
                     piece for piece in destination(item, "") if tokenizer.id(piece) is not None
                 ]
-                assert known == [piece for piece in item.pieces if piece in known]
+                assert vocabulary_pieces == [
+                    piece for piece in item.pieces if piece in vocabulary_pieces
+                ]
             else:
                 hidden = [piece.removeprefix("\0 ") for piece in destination(item, unknown)]
                 assert hidden == list(item.pieces), repr(word)

@@ -83,8 +83,8 @@ def test_the_loss_is_that_of_kl_div(saved, temperature, alpha, home, tmp_path):
     assert_close(loss.sum.double() / int(at.sum()), expected / at.sum(), atol=1e-5, rtol=1e-5)
     assert_close(loss.metrics["divergence"].double(), soft / at.sum(), atol=1e-5, rtol=1e-5)
     assert int(loss.count) == int(at.sum())
-    (mine,) = torch.autograd.grad(loss.sum, model.embed.token.weight)
-    assert mine.abs().max() > 0
+    (gradient,) = torch.autograd.grad(loss.sum, model.embed.token.weight)
+    assert gradient.abs().max() > 0
 
 
 def test_a_student_that_is_its_teacher_diverges_by_nothing(home):
@@ -164,5 +164,5 @@ def test_a_resumed_run_is_the_undisturbed_one(more, home, tmp_path, monkeypatch)
     more = {**more, "from": str(home / "student"), "data.train": str(home / "chat.jsonl")}
     more |= {"objective": "Distill", "train.objective.teacher": str(home / "teacher")}
     settings = run_file.read_run(None, {**SIZES, **more})
-    whole, cut = run_and_resume(settings, tmp_path / "whole", tmp_path / "cut", monkeypatch)
-    assert {**whole, "state.json": b""} == {**cut, "state.json": b""}
+    full_run, cut = run_and_resume(settings, tmp_path / "whole", tmp_path / "cut", monkeypatch)
+    assert {**full_run, "state.json": b""} == {**cut, "state.json": b""}

@@ -59,13 +59,13 @@ def test_planted_features_are_recovered(activation):
     weight = model.embed.token.weight.clone()
     config = run.Train(steps=300, optimizer=AdamW(lr=1e-2, betas=(0.9, 0.99), weight_decay=0.0))
     steps = [*glassformer.train(model, batches(2), objective, config)]
-    found = [
+    similarities = [
         (directions @ F.normalize(d.W_dec.detach()).T).max(1).values
         for d in (model.features, randomised(model.features, 7))
     ]
     assert torch.equal(weight, model.embed.token.weight)
-    assert (found[0] > 0.8).float().mean() > 0.9, found[0]
-    assert (found[1] > 0.8).float().mean() < 0.1
+    assert (similarities[0] > 0.8).float().mean() > 0.9, similarities[0]
+    assert (similarities[1] > 0.8).float().mean() < 0.1
     assert steps[-1].metrics["active"] == pytest.approx(2, abs=0.5)
     assert steps[-1].metrics["unexplained"] < 0.3 * steps[0].metrics["unexplained"]
 
@@ -102,17 +102,19 @@ def test_a_run_goes_on_bit_for_bit_and_opens_as_a_model(base):
     assert page["train"]["tune"] == {"type": "Frozen", "train": ["features.*"]}
     runs.run(settings(base, small(base)), base / "half", resume=True)
     last = "step-000004"
-    whole, half = (snapshot(base / name / last) for name in ("whole", "half"))
+    full_run, half = (snapshot(base / name / last) for name in ("whole", "half"))
     weights = "sae_weights.safetensors"
-    assert whole.keys() == half.keys() >= {weights, "cfg.json", "config.json"}
+    assert full_run.keys() == half.keys() >= {weights, "cfg.json", "config.json"}
     dictionary = dictionaries.load_dictionary(base / "whole" / last)
     assert dictionary.width == 96
     model, tokenizer = store.load(base / "whole" / last)
     plain, _ = store.load(base / "base")
     tokens = torch.tensor([tokenizer.encode("the cat saw the a")])
     assert torch.equal(model(tokens).logits, plain(tokens).logits)
-    seen = glassformer.look(model, tokenizer, "the cat saw", "features.active")["features.active"]
-    assert ((seen > 0).sum(-1) <= 8).all()
+    activations = glassformer.look(model, tokenizer, "the cat saw", "features.active")[
+        "features.active"
+    ]
+    assert ((activations > 0).sum(-1) <= 8).all()
 
 
 def test_a_dictionary_that_stays_behind_is_named(base, capsys):

@@ -61,13 +61,13 @@ def shape(tokenizer, **changes):
 
 def moved(model):
     """The model a little trained, so that it differs from its reference."""
-    other = build_model(model.config, seed=0)
-    other.load_state_dict(model.state_dict())
+    copy = build_model(model.config, seed=0)
+    copy.load_state_dict(model.state_dict())
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for weight in other.parameters():
+        for weight in copy.parameters():
             weight.add_(0.02 * torch.randn(weight.shape, generator=draw))
-    return other.eval()
+    return copy.eval()
 
 
 def batch_of(objective, tokenizer, pairs, reference):
@@ -147,11 +147,11 @@ def base(tmp_path_factory):
     """A small model that was trained on conversations, with its data beside it."""
     folder = tmp_path_factory.mktemp("base")
     numbers = [(f"{i} + 1?", f"{i + 1}", f"{i + 3}") for i in range(40)]
-    for name, parts in (
+    for name, columns in (
         ("chat", ("prompt", "completion")),
         ("pairs", ("prompt", "chosen", "rejected")),
     ):
-        rows = (dict(zip(parts, row, strict=False)) for row in numbers)
+        rows = (dict(zip(columns, row, strict=False)) for row in numbers)
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     chat = {"recipe": "glass/200k", "data.tokenizer": "byte", "objective": "Chat"}
     chat |= {"data.train": str(folder / "chat.jsonl"), "decoder.dropout": 0.1}
@@ -173,13 +173,13 @@ def test_a_resumed_run_is_the_undisturbed_one(more, base, tmp_path, monkeypatch)
     file = "chat" if more["objective"] == "Chat" else "pairs"
     more = {**more, "from": str(base / "model"), "data.train": str(base / f"{file}.jsonl")}
     settings = run_file.read_run(None, {**SIZES, **more})
-    whole, cut = run_and_resume(settings, tmp_path / "whole", tmp_path / "cut", monkeypatch)
-    assert {**whole, "state.json": b""} == {**cut, "state.json": b""}
-    assert whole["chat_template.jinja"].decode() == CHATML
-    ends = [
+    full_run, cut = run_and_resume(settings, tmp_path / "whole", tmp_path / "cut", monkeypatch)
+    assert {**full_run, "state.json": b""} == {**cut, "state.json": b""}
+    assert full_run["chat_template.jinja"].decode() == CHATML
+    end_ids = [
         tokenizer_files.open(tmp_path / name / "step-000004").end_ids for name in ("whole", "cut")
     ]
-    assert ends[0] == ends[1] > {tokenizer_files.open(base / "model" / "step-000004").eos}
+    assert end_ids[0] == end_ids[1] > {tokenizer_files.open(base / "model" / "step-000004").eos}
 
 
 def test_a_run_does_not_go_on_with_another_reference(base, tmp_path, monkeypatch):
@@ -222,9 +222,9 @@ def opened(kind, net, tokenizer, folder):
 def processing(tokenizer, folder):
     transformers = pytest.importorskip("transformers")
     tokenizer.save(folder)
-    other = transformers.AutoTokenizer.from_pretrained(folder)
-    other.pad_token = "<|endoftext|>"
-    return other
+    reference = transformers.AutoTokenizer.from_pretrained(folder)
+    reference.pad_token = "<|endoftext|>"
+    return reference
 
 
 def dataset(rows):
@@ -256,20 +256,20 @@ SETTINGS = {
 def test_the_loss_with_a_reference_is_that_of_trl(method, tokenizer, pairs, tmp_path, trl):
     reference = build_model(shape(tokenizer), seed=1).eval()
     model = moved(reference)
-    theirs, before = (
+    policy, before = (
         opened("AutoModelForCausalLM", net, tokenizer, tmp_path / name)
         for name, net in (("model", model), ("reference", reference))
     )
     kind = "sigmoid" if method == "dpo" else method
     trainer = trl.DPOTrainer(
-        theirs,
+        policy,
         before,
         args=trl.DPOConfig(**SETTINGS, loss_type=kind, beta=0.3),
         train_dataset=dataset(PAIRS),
         processing_class=processing(tokenizer, tmp_path / "tokenizer"),
     )
     inputs = next(iter(trainer.get_train_dataloader()))
-    expected = trainer.compute_loss(theirs.eval(), inputs)
+    expected = trainer.compute_loss(policy.eval(), inputs)
     objective = Preference(method, beta=0.3)
     loss = objective.loss(model, batch_of(objective, tokenizer, pairs, reference))
     assert_close(loss.sum / loss.count, expected.float(), atol=1e-5, rtol=0)
@@ -311,19 +311,19 @@ def test_the_loss_of_scores_is_that_of_trl(tokenizer, pairs, tmp_path, trl):
     model = build_model(config, seed=1).eval()
     plain = build_model(shape(tokenizer), seed=1)
     plain.load_state_dict(model.state_dict(), strict=False)
-    theirs = opened("AutoModelForSequenceClassification", plain, tokenizer, tmp_path / "model")
-    theirs.config.num_labels = theirs.num_labels = 1
-    theirs.config.pad_token_id = tokenizer.specials["<|endoftext|>"]
-    theirs.score = torch.nn.Linear(config.dim, 1, bias=False)
-    theirs.score.weight = model.pool.proj.weight
+    scorer = opened("AutoModelForSequenceClassification", plain, tokenizer, tmp_path / "model")
+    scorer.config.num_labels = scorer.num_labels = 1
+    scorer.config.pad_token_id = tokenizer.specials["<|endoftext|>"]
+    scorer.score = torch.nn.Linear(config.dim, 1, bias=False)
+    scorer.score.weight = model.pool.proj.weight
     trainer = trl.RewardTrainer(
-        theirs,
+        scorer,
         args=trl.RewardConfig(**SETTINGS),
         train_dataset=dataset(PAIRS),
         processing_class=processing(tokenizer, tmp_path / "tokenizer"),
     )
     inputs = next(iter(trainer.get_train_dataloader()))
-    expected = trainer.compute_loss(theirs.eval(), inputs)
+    expected = trainer.compute_loss(scorer.eval(), inputs)
     loss = Reward().loss(model, batch_of(Reward(), tokenizer, pairs, model))
     assert_close(loss.sum / loss.count, expected.float(), atol=1e-5, rtol=0)
 
@@ -335,8 +335,8 @@ def test_a_reward_is_a_class_of_theirs(tokenizer, pairs, tmp_path):
     config, notes = Reward().with_heads(shape(tokenizer), 0)
     assert "head over tokens is left out" in notes[0]
     model = build_model(config, seed=1).eval()
-    theirs = opened("AutoModelForSequenceClassification", model, tokenizer, tmp_path)
-    assert type(theirs).__name__ == "LlamaForSequenceClassification"
+    scorer = opened("AutoModelForSequenceClassification", model, tokenizer, tmp_path)
+    assert type(scorer).__name__ == "LlamaForSequenceClassification"
     batch = batch_of(Reward(), tokenizer, pairs, model)
     scores = forward(model, batch).pooled
     starts = (batch.pos == 0).flatten().nonzero()[:, 0].tolist()
@@ -345,27 +345,27 @@ def test_a_reward_is_a_class_of_theirs(tokenizer, pairs, tmp_path):
         length = next(
             (n for n in range(1, len(pos) - start) if pos[start + n] <= 0), len(pos) - start
         )
-        assert_close(theirs(ids[start : start + length][None]).logits[0], score, atol=1e-5, rtol=0)
+        assert_close(scorer(ids[start : start + length][None]).logits[0], score, atol=1e-5, rtol=0)
     again, reopened = store.load(tmp_path)
     reads = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in ("the cat", "b c d"):
         expected = glassformer.classify(model, tokenizer, text).probabilities
         assert torch.equal(glassformer.classify(again, reopened, text).probabilities, expected)
-        assert_close(theirs(**reads(text, return_tensors="pt")).logits, expected, atol=1e-5, rtol=0)
+        assert_close(scorer(**reads(text, return_tensors="pt")).logits, expected, atol=1e-5, rtol=0)
 
 
 def test_the_loss_of_answers_is_that_of_trl(tokenizer, tmp_path, trl):
     model = build_model(shape(tokenizer), seed=1).eval()
-    theirs = opened("AutoModelForCausalLM", model, tokenizer, tmp_path / "model")
+    policy = opened("AutoModelForCausalLM", model, tokenizer, tmp_path / "model")
     rows = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS]
     trainer = trl.SFTTrainer(
-        theirs,
+        policy,
         args=trl.SFTConfig(**SETTINGS),
         train_dataset=dataset(rows),
         processing_class=processing(tokenizer, tmp_path / "tokenizer"),
     )
     inputs = next(iter(trainer.get_train_dataloader()))
-    expected = trainer.compute_loss(theirs.eval(), inputs)
+    expected = trainer.compute_loss(policy.eval(), inputs)
     path = tmp_path / "chat.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     loss = Chat().loss(model, batch_of(Chat(), tokenizer, str(path), model))

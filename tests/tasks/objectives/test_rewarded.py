@@ -145,8 +145,8 @@ def steps_of(folder):
 )
 def test_a_resumed_run_is_the_undisturbed_one(objective, more, base, tmp_path, monkeypatch):
     chosen = settings(base, objective, **more)
-    whole, cut = run_and_resume(chosen, tmp_path / "whole", tmp_path / "cut", monkeypatch)
-    assert {**whole, "state.json": b""} == {**cut, "state.json": b""}
+    full_run, cut = run_and_resume(chosen, tmp_path / "whole", tmp_path / "cut", monkeypatch)
+    assert {**full_run, "state.json": b""} == {**cut, "state.json": b""}
     steps = steps_of(tmp_path / "whole")
     assert {step[name] for step in steps for name in ("ratio_low", "ratio_high")} == {1.0}
     assert any(step["grad_norm"] > 0 for step in steps)
@@ -171,10 +171,10 @@ def test_a_rollout_is_shown_token_by_token(base, capsys):
     arguments = ["data", str(base / "prompts.jsonl"), "--with", str(base / "model")]
     arguments += ["--reward", "digits", "--group", "2", "--max-new", "3", "--json"]
     assert cli.main(arguments) in (0, None)
-    shown = json.loads(capsys.readouterr().out)
-    shown = shown if isinstance(shown, list) else [shown]
-    assert len(shown) == 2
-    for answer in shown:
+    records = json.loads(capsys.readouterr().out)
+    records = records if isinstance(records, list) else [records]
+    assert len(records) == 2
+    for answer in records:
         assert len(answer["tokens"]) == len(answer["ids"]) > 0
         for drawn, training, ratio, _, clipped in answer["tokens"]:
             assert drawn == training

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ..errors import need
 # chances that are summed side by side on a CPU: more of them leave the cache, and each step's sums
 # lie in fresh memory, which the system gives page by page
 DRAWN_AT_ONCE = 1 << 15
+Likely: TypeAlias = Sequence[tuple[int, float]]  # tokens, each with its log-probability
 
 
 @dataclass(frozen=True)

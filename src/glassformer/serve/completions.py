@@ -198,7 +198,7 @@ class Choice:
     id_prefix = object_type = chunk_type = ""
     is_slow = False  # the next chunk scores a whole prompt
     # what stands before and after the text in a plain chunk's event, once one was written
-    around: tuple[str, str] | None = None
+    around: Sequence[str] | None = None
     top = 0  # candidates that are written beside each token
     reasoning_tokens = 0  # until now
     is_plain = True  # each piece of text is answered as it comes
@@ -230,9 +230,8 @@ class Choice:
         """The chunk of an event that brings text alone, empty without any; None for others."""
         if self.around is None or event.finish_reason is not None:
             return None
-        before, after = self.around
-        text = event.text
-        return f"{before}{to_json(text)}{after}".encode("utf-8", "replace") if text else b""
+        text = to_json(event.text).join(self.around) if event.text else ""
+        return text.encode("utf-8", "replace")
 
     def size(self, events: int) -> int:
         """Size of the work to write so many events, in characters that are as much work."""
@@ -335,21 +334,17 @@ async def answer(
     if body.stream:
         events = _stream(context, body, head, handles, choices)
         first = await context.until_disconnect(anext(events))
-        channel = handles[0].channel
-        stream = EventStream(events, b"data: [DONE]\n\n", first, lambda: channel.waited)
+        stream = EventStream(events, b"data: [DONE]\n\n", first)
         rows = dict(zip(handles, choices, strict=True))
 
         def write(handle: RequestHandle, event: Event) -> bool:
-            if stream.write_chunk is None:
-                return False
-            choice = rows[handle][event.index]
-            plain = choice.plain(event)
+            plain = rows[handle][event.index].plain(event)
             is_written = plain is not None and (not plain or stream.write_chunk(plain))
             if is_written:
                 context.count_token(handle, event)
             return is_written
 
-        channel.write = write
+        handles[0].channel.write = write
         return stream
     results = await context.results(handles)
 
@@ -398,7 +393,6 @@ async def _stream(
                 yield format_event({**head, "choices": [json_choice], **usage})
             if choice.is_plain and not choice.buffer and choice.inspector is None:
                 chunk = format_event({**head, "choices": choice.chunks("\0", (), None), **usage})
-                before, _, after = chunk.decode().rpartition(to_json("\0"))
-                choice.around = before, after
+                choice.around = chunk.decode().rpartition(to_json("\0"))[::2]
     if with_usage:
         yield format_event({**head, "choices": [], "usage": _total_usage(usages, choices)})

@@ -102,8 +102,7 @@ class TimedProtocol(H11Protocol):
         transport = self.transport
         chunk = b"%x\r\n%b\r\n" % (len(body), body)
         with self.write_lock:
-            waits = cycle.flow.write_paused or transport.get_write_buffer_size()
-            if waits or transport.is_closing() or cycle.conn.our_state is not h11.SEND_BODY:
+            if transport.get_write_buffer_size() or cycle.conn.our_state is not h11.SEND_BODY:
                 return False
             try:
                 size = os.write(self.descriptor, chunk)

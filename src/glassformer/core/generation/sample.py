@@ -18,9 +18,7 @@ from torch import Tensor
 
 from ..errors import need
 
-# chances that are summed side by side on a CPU: more of them leave the cache, and each step's sums
-# lie in fresh memory, which the system gives page by page
-DRAWN_AT_ONCE = 1 << 15
+DRAWN_AT_ONCE = 1 << 15  # chances; the sums of more leave the cache for fresh pages of memory
 Likely: TypeAlias = Sequence[tuple[int, float]]  # tokens, each with its log-probability
 
 
@@ -83,7 +81,7 @@ def choose(
     marks the tokens that are already in the row (needed for the repetition penalty alone). Only the
     first ``vocab_size`` ids are drawn: a vocabulary rounded up has rows that no tokenizer can write.
     """
-    logits = logits if vocab_size == logits.shape[-1] else logits[:, :vocab_size]
+    logits = logits[:, :vocab_size]
     if mask is not None:
         logits = penalise(logits, mask[:, :vocab_size], sampling.repetition_penalty)
     if sampling.greedy or uniform is None:
@@ -154,8 +152,7 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     """
     rows = max(1, DRAWN_AT_ONCE // logits.shape[-1])
     if len(logits) > rows and logits.device.type == "cpu":
-        pieces = zip(torch.split(logits, rows), torch.split(uniform, rows), strict=True)
-        return torch.cat([draw(*piece) for piece in pieces])
+        return torch.cat([*map(draw, torch.split(logits, rows), torch.split(uniform, rows))])
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     mass = logits.softmax(-1).cumsum(-1, dtype=wide)
     # u * total < total for every u < 1 of the same precision, so the answer always has some mass of
@@ -182,7 +179,7 @@ def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
     """The model's own log-probability of ``tokens`` (B,), before penalty, temperature and cuts."""
     # the same bits as in ``likeliest``, and half the time of a difference from ``logsumexp``
-    return logits.float().log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return logits.float().log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
 
 
 def likeliest(logits: Tensor, vocab_size: int | None, count: int) -> list[list[tuple[int, float]]]:

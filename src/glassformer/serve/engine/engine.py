@@ -564,9 +564,11 @@ class Worker:
             logits = torch.stack([chunk.next_logits for chunk in chunks])
         adjusted = logits
         if any(chunk.sequence.is_adjusted for chunk in chunks):
-            rows = zip(chunks, logits, strict=True)
             adjusted = torch.stack(
-                [chunk.adjusted if chunk.sequence.is_adjusted else row for chunk, row in rows]
+                [
+                    chunk.adjusted if chunk.sequence.is_adjusted else chunk.next_logits
+                    for chunk in chunks
+                ]
             )
         sequences = [chunk.sequence for chunk in chunks]
         tokens = sample_with_logprobs(sequences, logits, adjusted, self.vocab_size)

@@ -39,10 +39,9 @@ class Event:
     the model's own distribution, before penalties, temperature and cuts (None where it was not
     asked for); ``top`` are the likeliest in the token's place. ``records`` are the wanted values of
     the tokens that were read for this one: of the prompt, then each time of the token before.
-    ``finish_reason`` is set on a
-    continuation's last event, with the ``stopped_by`` string or token; ``token`` is None where it
-    ended without one. ``usage`` is set on the last event of the request, and nothing comes after
-    it. ``error`` says why it failed.
+    ``finish_reason`` is set on a continuation's last event, with the ``stopped_by`` string or token;
+    ``token`` is None where it ended without one. ``usage`` is set on the last event of the request,
+    and nothing comes after it. ``error`` says why it failed.
     """
 
     index: int

@@ -20,7 +20,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -109,16 +109,15 @@ class Request:
     tokens as ``glassformer.generate``, whose samples of a prompt are counted from ``first`` on.
     ``logit_bias`` is added to logits by token id; ``presence_penalty`` and ``frequency_penalty``
     are taken off generated tokens' logits, once and per occurrence. ``logprobs`` asks for so many
-    of the likeliest tokens in each place (without ``scored`` not even tokens have
-    log-probabilities), ``prompt_logprobs`` for the prompt's tokens' own
-    log-probabilities and so many of the likeliest in their places. ``guide`` makes a Guide for each
-    continuation. With ``beams`` the likeliest whole texts are searched for, that many at a time, as
-    ``generation.beam`` finds them: the ``n`` best come once all is found, ranked by
-    ``length_penalty``. The engine is fair between ``client``s. ``want`` are the paths (with * and
-    ?) of values inside the model to be recorded, for this request's own tokens; ``edits``
-    (sight.edits) change them. Others in the same step keep their bits. Of what stands before
-    place ``since`` nothing is recorded or scored, and what pages hold of it is not read again.
-    Raises UserError for what means nothing whatever the model.
+    of the likeliest tokens in each place, ``scored`` for the token's own log-probability,
+    ``prompt_logprobs`` for the prompt's tokens' own log-probabilities and so many of the likeliest
+    in their places. ``guide`` makes a Guide for each continuation. With ``beams`` the likeliest
+    whole texts are searched for, that many at a time, as ``generation.beam`` finds them: the ``n``
+    best come once all is found, ranked by ``length_penalty``. The engine is fair between
+    ``client``s. ``want`` are the paths (with * and ?) of values inside the model to be recorded,
+    for this request's own tokens; ``edits`` (sight.edits) change them. Others in the same step keep
+    their bits. Of what stands before place ``since`` nothing is recorded or scored, and what pages
+    hold of it is not read again. Raises UserError for what means nothing whatever the model.
     """
 
     tokens: Seq[int]
@@ -219,17 +218,14 @@ class Encode:
 
 class Channel:
     """Events of requests on their way from the engine's thread to the one thread (``for``) or task
-    (``async for``) that reads them, each with its request's handle; it ends with the requests.
-
-    A task that waits is spared an event that ``write`` writes for it, in the engine's thread.
-    """
+    (``async for``) that reads them, each with its request's handle; it ends with the requests. A task
+    that waits is spared an event that ``write`` writes for it, in the engine's thread."""
 
     def __init__(self) -> None:
         self.reading = 0  # requests whose last event was not read
         self._events: deque[tuple[RequestHandle, Event]] = deque()
         self._condition = threading.Condition()
         self._ready: asyncio.Future[None] | None = None  # of a task that waits
-        self.waited = False  # the task for the event that it read last
         self.write: Callable[[RequestHandle, Event], bool] = lambda handle, event: False
 
     def put(self, handle: RequestHandle, event: Event) -> None:
@@ -239,8 +235,7 @@ class Channel:
                 return
             self._events.append((handle, event))
             self._condition.notify_all()
-            ready = self._ready
-            self._ready = None
+            ready, self._ready = self._ready, None
         if ready is not None:
             WAKING.futures.append(ready)
             if not WAKING.together:
@@ -276,7 +271,6 @@ class Channel:
 
     async def __aiter__(self) -> AsyncIterator[tuple[RequestHandle, Event]]:
         loop = asyncio.get_running_loop()
-        self.waited = False
         while self.reading:
             with self._condition:
                 item = self._take()
@@ -288,10 +282,8 @@ class Channel:
                 finally:
                     with self._condition:  # nothing is written for a task that was cancelled
                         self._ready = None
-                self.waited = True
             else:
                 yield item
-                self.waited = False
 
 
 class Waking(threading.local):
@@ -318,8 +310,6 @@ def wake_together() -> Iterator[None]:
 
 def wake() -> None:
     """Wakes the tasks of this thread's events."""
-    if not WAKING.futures:
-        return
     loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for future in WAKING.futures:
         loops.setdefault(future.get_loop(), []).append(future)
@@ -515,7 +505,6 @@ class Sequence(Continuation):
         super().__init__(request.tokens, eos, max_tokens, "length", tokenizer, request.stop)
         self.handle = handle
         self.request = request
-        self.settings = astuple(request.sampling)
         self.index = index
         self.client = request.client
         self.ids = [*request.tokens]
@@ -617,6 +606,7 @@ class Sequence(Continuation):
         self.counts[token] += 1
         text = self.append(token)
         reason: Any = "stop" if self.finish == "eos" else self.finish
+        logprob = logprob if self.request.scored else None  # others of the step may have asked
         return Event(self.index, token, text, logprob, top, reason, self.stopped_by)
 
     def end(self, reason: FinishReason) -> Event:
@@ -676,17 +666,12 @@ def sample_with_logprobs(
     its place, from fp32 logits (R, V)."""
     tokens = sample(rows, adjusted, vocab_size)
     logprobs: list[float | None] = [None] * len(rows)
-    tops: list[Likely] = [()] * len(rows)
     if any(row.request.scored for row in rows):
-        scores = zip(rows, log_probability(logits, tokens).tolist(), strict=True)
-        logprobs = [score if row.request.scored else None for row, score in scores]
+        logprobs = log_probability(logits, tokens).tolist()
     most = max((row.request.logprobs or 0 for row in rows), default=0)
-    if most:
-        top = likeliest(logits, vocab_size, most)
-        tops = [
-            tuple(best[: row.request.logprobs or 0]) for row, best in zip(rows, top, strict=True)
-        ]
-    return list(zip(tokens.tolist(), logprobs, tops, strict=True))
+    top = likeliest(logits, vocab_size, most) if most else [[] for _ in rows]
+    cut = [tuple(best[: row.request.logprobs or 0]) for row, best in zip(rows, top, strict=True)]
+    return list(zip(tokens.tolist(), logprobs, cut, strict=True))
 
 
 def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None) -> Tensor:
@@ -694,13 +679,12 @@ def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None) -> Tenso
 
     Only the first ``vocab_size`` ids are drawn; rows of equal Sampling are drawn together.
     """
-    groups: dict[tuple[float | None, ...], list[int]] = {}
+    groups: dict[Sampling, list[int]] = {}
     for place, row in enumerate(rows):
-        groups.setdefault(row.settings, []).append(place)
+        groups.setdefault(row.request.sampling, []).append(place)
     tokens = [0] * len(rows)
-    for places in groups.values():
+    for sampling, places in groups.items():
         group = [rows[place] for place in places]
-        sampling = group[0].request.sampling
         uniform = mask = None
         if not sampling.greedy:
             random_numbers = [row.uniform(len(row.tokens)) for row in group]

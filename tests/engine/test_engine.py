@@ -43,6 +43,20 @@ def test_several_continuations_are_those_of_generate():
         assert torch.allclose(torch.tensor(completion.logprobs), torch.tensor(logprob), atol=1e-5)
 
 
+def test_log_probabilities_are_those_that_are_asked_for():
+    """A request without them has none, whoever shares its step, and the same tokens."""
+    model = tiny.model(tiny.DECODERS["llama"])
+    with Engine(model) as engine:
+        plain = Request(PROMPTS[0], seed=5, max_new=9)
+        bare = dataclasses.replace(plain, scored=False)
+        handles = [engine.submit(request) for request in (plain, bare, plain)]
+        first, second, third = [handle.result().completions[0] for handle in handles]
+        alone = engine.submit(bare).result().completions[0]
+    assert first == third and len(first.logprobs) == 9
+    assert second.tokens == alone.tokens == first.tokens
+    assert second.logprobs == alone.logprobs == []
+
+
 @pytest.mark.parametrize("name", ["llama", "t5", "glass", "gru"])
 def test_the_prompt_of_several_continuations_is_read_once(name):
     """To the middle of a page, which is copied; a state is not, and is made again. The same bits as

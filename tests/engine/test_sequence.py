@@ -259,6 +259,45 @@ def test_a_thousand_biases_are_one_addition():
     assert len(calls) < 20 and torch.equal(adjusted, expected)
 
 
+def test_what_is_written_for_a_waiting_task_does_not_wake_it():
+    """Events keep their order, and nothing is written for a task that does not wait."""
+    written = list[str]()
+
+    async def read(handle):
+        return [event.text async for event in handle]
+
+    async def main():
+        handle = RequestHandle(Request([1]), lambda handle: None)
+        channel = handle.channel
+
+        def write(handle, event):
+            written.extend([event.text] if event.finish_reason is None else [])
+            return event.finish_reason is None
+
+        channel.write = write
+        handle.put(Event(0, text="a"))
+        task = asyncio.create_task(read(handle))
+        await asyncio.sleep(0)
+        for text in "bc":
+            handle.put(Event(0, text=text))
+        assert written == ["b", "c"] and not channel.unread
+        handle.put(Event(0, text="d", finish_reason="stop", usage=handle.usage))
+        handle.put(Event(0, text="e"))
+        assert written == ["b", "c"] and channel.unread == 2
+        assert await asyncio.wait_for(task, 10) == ["a", "d"]
+
+        left = RequestHandle(Request([1]), lambda handle: None)
+        left.channel.write = write
+        task = asyncio.create_task(read(left))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        left.put(Event(0, text="f"))
+        assert written == ["b", "c"] and left.channel.unread == 1
+
+    asyncio.run(main())
+
+
 def test_the_tasks_of_a_step_are_woken_at_once():
     """An event wakes its task at once; the events of a step call their loop once, at its end."""
     calls = list[str]()

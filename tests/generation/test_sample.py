@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 from transformers.generation import logits_process as theirs
 
@@ -104,6 +105,22 @@ def test_extreme_luck_never_draws_what_was_cut():
     most = torch.tensor([1 - 2**-24, 1 - 2**-24])
     assert draw(logits, least).tolist() == [400, 400]
     assert draw(logits, most).tolist() == [499, 499]
+
+
+def test_rows_that_are_drawn_in_pieces_get_the_same_tokens(monkeypatch):
+    logits = 3 * torch.randn(7, 300, generator=generator_from(5))
+    uniform = torch.rand(7, generator=generator_from(6))
+    together = draw(logits, uniform)
+    sums = list[int]()
+    cumsum = Tensor.cumsum
+    monkeypatch.setattr(
+        Tensor, "cumsum", lambda x, *args, **kw: sums.append(len(x)) or cumsum(x, *args, **kw)
+    )
+    for at_once, expected in ((300 * 3, [3, 3, 1]), (1, [1] * 7), (300 * 7, [7])):
+        monkeypatch.setattr(sample, "DRAWN_AT_ONCE", at_once)
+        sums.clear()
+        assert torch.equal(draw(logits, uniform), together)
+        assert sums == expected
 
 
 def test_the_rounding_of_sums_does_not_reach_the_tail():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -17,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +29,11 @@ import httpx
 import pytest
 import uvicorn
 
+from glassformer.serve import loading
 from glassformer.serve import server as serving
-from glassformer.serve.served_models import Registry
+from glassformer.serve.app import application
+from glassformer.serve.asgi.replies import WRITE_CHUNK
+from glassformer.serve.served_models import EngineLimits, Registry
 
 from .conftest import Server, events, started
 from .test_bad_input import refused
@@ -566,7 +571,8 @@ def test_whole_headers_stop_their_clock(monkeypatch):
             self.cancelled = True
 
     def received(self, data):
-        cycle = SimpleNamespace(keep_alive=True, send=None)
+        scope = {"method": "GET", "http_version": "1.1", "state": {}}
+        cycle = SimpleNamespace(keep_alive=True, scope=scope)
         self.cycle = cycle if data.endswith(b"\r\n\r\n") else self.cycle
 
     monkeypatch.setattr(H11Protocol, "data_received", received)
@@ -590,3 +596,116 @@ def test_the_collector_walks_no_module_while_it_serves(monkeypatch):
     finally:
         gc.unfreeze()
     assert frozen[0] > 50_000
+
+
+@contextlib.contextmanager
+def listening(app: Any) -> Iterator[tuple[str, int]]:
+    """An application in a thread of this process, behind the server's own protocol."""
+    config = uvicorn.Config(app, http=serving.TimedProtocol, ws="none", log_level="critical")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        bound.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield bound.getsockname()
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+@pytest.mark.parametrize("by_loop", [False, True])
+def test_chunks_of_another_thread_arrive_whole_and_in_order(monkeypatch, is_partial, by_loop):
+    """A reader that is slow gets the same bytes; nothing is written to a connection that is gone."""
+    if is_partial:  # the system takes a half where it would take all
+        half = SimpleNamespace(write=lambda file, data: os.write(file, data[: len(data) // 2]))
+        monkeypatch.setattr(serving, "os", half)
+    pieces = [bytes([97 + number % 26]) * (1 + 7919 * number % 60_000) for number in range(120)]
+    written = list[bool]()
+    writers = list[Any]()
+    over = threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        write = scope["state"][WRITE_CHUNK]
+        writers.append(write)
+        assert not write(b"before its headers")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number, piece in enumerate(pieces):
+            if number == 12:  # the reader has all of them
+                await asyncio.sleep(0.5)
+                if not by_loop:  # two before the loop comes to the remainder of the first
+                    two = functools.partial(map, write, pieces[12:14])
+                    written.extend(await asyncio.to_thread(list, two()))
+            if len(written) > number:
+                pass
+            elif number < 8:  # they wait in the loop's own buffer
+                written.append(False)
+            elif number % 4 > 1:
+                written.append(await asyncio.to_thread(write, piece))
+            else:  # the reader makes room meanwhile, which the loop does not notice
+                time.sleep(0.02)
+                written.append(write(piece))
+            if not written[number]:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        assert not write(b"after its end")
+        over.set()
+
+    with listening(app) as (host, port):
+        with socket.socket() as item:
+            item.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            item.connect((host, port))
+            item.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            received = b""
+            while not received.endswith(b"0\r\n\r\n"):
+                received += (piece := item.recv(1 << 14))
+                assert piece, "the answer was cut off"
+                time.sleep(0.0005)
+        assert over.wait(20)
+    _, _, body = received.partition(b"\r\n\r\n")
+    expected = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    assert body == expected + b"0\r\n\r\n"
+    assert any(written) and not all(written), "both ways were taken"
+    assert not writers[0](b"to nobody")
+
+
+def test_the_engine_writes_plain_chunks_and_the_loop_what_is_not(chat_model, monkeypatch):
+    """The same text by either thread, and as much of it is counted."""
+    threads = list[str]()
+    write_chunk = serving.TimedProtocol.write_chunk
+
+    def counted(self: Any, body: bytes) -> bool:
+        is_written = write_chunk(self, body)
+        if is_written:
+            threads.append(threading.current_thread().name)
+        return is_written
+
+    monkeypatch.setattr(serving.TimedProtocol, "write_chunk", counted)
+    models = loading.open_models([str(chat_model)], EngineLimits(), dtype="float32")
+    app, api = application(models, "0", hosts=None)
+    body = {"prompt": "O Romeo", "max_tokens": 60, "seed": 3, "ignore_eos": True, "n": 2}
+    try:
+        with listening(app) as (host, port):
+            url = f"http://{host}:{port}{TEXT}"
+            whole = httpx.post(url, json=body, timeout=60).json()
+            streamed = httpx.post(url, json={**body, "stream": True}, timeout=60)
+            scored = httpx.post(url, json={**body, "stream": True, "logprobs": 1}, timeout=60)
+    finally:
+        models.close()
+    texts = [choice["text"] for choice in whole["choices"]]
+    for answer in (streamed, scored):
+        choices = [choice for event in events(answer) for choice in event["choices"]]
+        assert texts == [
+            "".join(choice["text"] for choice in choices if choice["index"] == index)
+            for index in range(2)
+        ]
+    assert threads.count("glassformer-engine") > 60
+    assert b'inter_token_latency_seconds_count{model_name="' in api.metrics.text()
+    counts = re.findall(rb"inter_token_latency_seconds_count.* (\S+)", api.metrics.text())
+    assert sum(map(float, counts)) == 3 * 2 * 59

@@ -186,6 +186,7 @@ async def engine_request(
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logprobs=top,
+        scored=top is not None or body.inspect is not None,
         guide=guide,
         client=context.client,
     )
@@ -197,7 +198,7 @@ class Choice:
     id_prefix = object_type = chunk_type = ""
     is_slow = False  # the next chunk scores a whole prompt
     # what stands before and after the text in a plain chunk's event, once one was written
-    around: tuple[str, str] | None = None
+    around: Sequence[str] | None = None
     top = 0  # candidates that are written beside each token
     reasoning_tokens = 0  # until now
     is_plain = True  # each piece of text is answered as it comes
@@ -224,6 +225,13 @@ class Choice:
         reason = event.finish_reason
         finish: Finish | None = reason and ("stop" if reason == "stop" else "length")
         return event.text, self.buffer.push(event) if self.buffer else [], finish
+
+    def plain(self, event: Event) -> bytes | None:
+        """The chunk of an event that brings text alone, empty without any; None for others."""
+        if self.around is None or event.finish_reason is not None:
+            return None
+        text = to_json(event.text).join(self.around) if event.text else ""
+        return text.encode("utf-8", "replace")
 
     def size(self, events: int) -> int:
         """Size of the work to write so many events, in characters that are as much work."""
@@ -326,8 +334,18 @@ async def answer(
     if body.stream:
         events = _stream(context, body, head, handles, choices)
         first = await context.until_disconnect(anext(events))
-        channel = handles[0].channel
-        return EventStream(events, b"data: [DONE]\n\n", first, lambda: channel.waited)
+        stream = EventStream(events, b"data: [DONE]\n\n", first)
+        rows = dict(zip(handles, choices, strict=True))
+
+        def write(handle: RequestHandle, event: Event) -> bool:
+            plain = rows[handle][event.index].plain(event)
+            is_written = plain is not None and (not plain or stream.write_chunk(plain))
+            if is_written:
+                context.count_token(handle, event)
+            return is_written
+
+        handles[0].channel.write = write
+        return stream
     results = await context.results(handles)
 
     pairs = zip(choices, results, strict=True)
@@ -357,10 +375,10 @@ async def _stream(
     async with aclosing(context.events(handles)) as events:
         async for number, event in events:
             choice = choices[number][event.index]
-            if choice.around is not None and event.finish_reason is None:
-                if event.text:
-                    before, after = choice.around
-                    yield f"{before}{to_json(event.text)}{after}".encode("utf-8", "replace")
+            plain = choice.plain(event)
+            if plain is not None:
+                if plain:
+                    yield plain
                 continue
             usages.append(event.usage)
             new = choice.push(event)
@@ -374,8 +392,7 @@ async def _stream(
                     await choice.inspect(json_choice)
                 yield format_event({**head, "choices": [json_choice], **usage})
             if choice.is_plain and not choice.buffer and choice.inspector is None:
-                plain = format_event({**head, "choices": choice.chunks("\0", (), None), **usage})
-                before, _, after = plain.decode().rpartition(to_json("\0"))
-                choice.around = before, after
+                chunk = format_event({**head, "choices": choice.chunks("\0", (), None), **usage})
+                choice.around = chunk.decode().rpartition(to_json("\0"))[::2]
     if with_usage:
         yield format_event({**head, "choices": [], "usage": _total_usage(usages, choices)})

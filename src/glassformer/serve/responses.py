@@ -213,7 +213,7 @@ async def respond(context: Context, body: ResponseRequest) -> Any:
     writer = ResponseWriter(body, context.served.id)
     events = writer.events(stream)
     if body.stream:
-        return EventStream(events, first=await anext(events), waited=stream.waited)
+        return EventStream(events, first=await anext(events))
 
     async def finish() -> None:
         async for _ in events:

@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
+from prometheus_client import Histogram
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -251,15 +253,29 @@ class Context:
     lanes: Lanes
     size: int  # bytes of the body
     hold: Callable[[int], None]  # counts bytes of the answer, or gives them back. HttpError 503
+    token_times: dict[tuple[RequestHandle, int], float] = field(default_factory=dict)
 
     @property
     def client(self) -> str:
         """Client id for fair scheduling: the API key's number, or the IP address."""
         return client_of(self.http)
 
-    @property
+    @cached_property
     def tally(self) -> RequestStats:
         return self.http.state.tally  # type: ignore[no-any-return]
+
+    @cached_property
+    def inter_token(self) -> Histogram:
+        return self.metrics.inter_token.labels(self.served.id)
+
+    def count_token(self, handle: RequestHandle, event: Event) -> None:
+        """Counts a token of a choice, and the time since the one before it."""
+        place = handle, event.index
+        now = time.monotonic()
+        self.tally.generated_tokens += 1
+        if place in self.token_times:
+            self.inter_token.observe(now - self.token_times[place])
+        self.token_times[place] = now
 
     def require(self, ability: str, activity: str) -> None:
         """Refuses what the model cannot do."""
@@ -324,9 +340,7 @@ class Context:
         metrics = self.metrics
         tally = self.tally
         start = time.monotonic()
-        last: dict[tuple[int, int], float] = {}
         started = set[int]()
-        inter_token = metrics.inter_token.labels(id)
         tally.model = id
         tally.prompt_tokens += sum(len(handle.request.tokens) for handle in handles)
         numbers = {handle: number for number, handle in enumerate(handles)}
@@ -335,7 +349,6 @@ class Context:
             async for handle, event in handles[0].channel:
                 now = time.monotonic()
                 number = numbers[handle]
-                place = number, event.index
                 if event.error is not None:
                     raise event.error
                 if event.finish_reason == "cancelled":
@@ -344,12 +357,9 @@ class Context:
                     waited = max(0.0, (handle.start_time or now) - start)
                     metrics.queue_time.labels(id).observe(waited)
                 if event.token is not None:
-                    tally.generated_tokens += 1
-                    if place in last:
-                        inter_token.observe(now - last[place])
-                    elif number not in started:
+                    self.count_token(handle, event)
+                    if number not in started:
                         metrics.first_token.labels(id).observe(now - start)
-                    last[place] = now
                 started.add(number)
                 if event.finish_reason is not None:
                     tally.finish.append(event.finish_reason)

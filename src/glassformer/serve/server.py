@@ -8,15 +8,15 @@ import gc
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import h11
 import uvicorn
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from ..core import files
@@ -29,32 +29,9 @@ from .asgi.limits import (
     MOST_HEADERS,
     WRITE_SECONDS,
 )
-from .asgi.replies import LATE
+from .asgi.replies import LATE, WRITE_CHUNK
 from .asgi.security import LOOPBACK, is_loopback
 from .served_models import Registry
-
-
-def chunk_sender(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Awaitable[None]]:
-    """The cycle's ``send`` that writes the chunks of a stream as h11 does, without h11: a chunk
-    between the first and the last changes no state of a connection."""
-    send = cycle.send
-    is_chunked = False
-
-    async def chunk_or_send(message: ASGISendEvent) -> None:
-        nonlocal is_chunked
-        body: Any = message.get("body", b"")
-        waits = cycle.flow.write_paused or cycle.disconnected
-        if is_chunked and body and message.get("more_body") and not waits:
-            if cycle.conn.our_state is h11.SEND_BODY:
-                cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-                return
-        elif message["type"] == "http.response.start":
-            names = {name.lower() for name, _ in message.get("headers", ())}
-            has_chunks = cycle.scope["method"] != "HEAD" and cycle.scope["http_version"] == "1.1"
-            is_chunked = has_chunks and b"content-length" not in names
-        await send(message)
-
-    return chunk_or_send
 
 
 class EndingState(ServerState):
@@ -69,11 +46,16 @@ class TimedProtocol(H11Protocol):
     headers_clock: asyncio.TimerHandle | None = None
     write_clock: asyncio.TimerHandle | None = None
     ending = False
+    descriptor = -1  # of the socket, while ``write_chunk`` may write
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new connection may be idle as long as one between two requests: a busy client needs its
         time from the connection to the request. What comes while the server ends is answered 503."""
         super().connection_made(transport)
+        self.write_lock = threading.Lock()
+        self.loop_thread = threading.get_ident()
+        if isinstance(self.loop, asyncio.SelectorEventLoop) and self.scheme == "http":
+            self.descriptor = transport.get_extra_info("socket").fileno()
         if isinstance(self.server_state, EndingState) and self.server_state.ending:
             self.ending = True
             self.app_state = {**self.app_state, LATE: True}
@@ -88,7 +70,8 @@ class TimedProtocol(H11Protocol):
         if self.cycle is not before:
             self._stop("headers_clock")
             self.cycle.keep_alive = not self.ending
-            self.cycle.send = chunk_sender(self.cycle)  # type: ignore[assignment, method-assign]
+            if self.cycle.scope["method"] != "HEAD" and self.cycle.scope["http_version"] == "1.1":
+                self.cycle.scope["state"][WRITE_CHUNK] = self.write_chunk
         elif self.headers_clock is None and (self.cycle is None or self.cycle.response_complete):
             self._await_headers(HEADERS_SECONDS)
 
@@ -108,7 +91,30 @@ class TimedProtocol(H11Protocol):
         """Stops both timeouts."""
         self._stop("headers_clock")
         self._stop("write_clock")
+        with self.write_lock:  # another connection may get this number
+            self.descriptor = -1
         super().connection_lost(exc)
+
+    def write_chunk(self, body: bytes) -> bool:
+        """Writes a chunk of a stream from any thread, without h11: a chunk between the first and the
+        last changes no state of a connection. False where it has to be sent, since others wait."""
+        cycle = self.cycle
+        transport = self.transport
+        chunk = b"%x\r\n%b\r\n" % (len(body), body)
+        with self.write_lock:
+            if transport.get_write_buffer_size() or cycle.conn.our_state is not h11.SEND_BODY:
+                return False
+            try:
+                size = os.write(self.descriptor, chunk)
+            except OSError:  # a reader that is slow, or has gone
+                return False
+            if size < len(chunk):  # the loop writes the remainder, before anything else
+                self.descriptor = -1
+                if threading.get_ident() == self.loop_thread:
+                    transport.write(chunk[size:])
+                else:
+                    self.loop.call_soon_threadsafe(transport.write, chunk[size:])
+        return True
 
     def shutdown(self) -> None:
         """The server ends: a connection that was accepted may still send its request, and no second

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import need
 
+DRAWN_AT_ONCE = 1 << 15  # chances; the sums of more leave the cache for fresh pages of memory
 Likely: TypeAlias = Sequence[tuple[int, float]]  # tokens, each with its log-probability
 
 
@@ -149,12 +150,15 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     One number decides a row, so its luck can be fixed beforehand and depends on no other row. The
     sums are in double precision (where the device has it): their rounding must not reach the tail.
     """
+    rows = max(1, DRAWN_AT_ONCE // logits.shape[-1])
+    if len(logits) > rows and logits.device.type == "cpu":
+        return torch.cat([*map(draw, torch.split(logits, rows), torch.split(uniform, rows))])
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     mass = logits.softmax(-1).cumsum(-1, dtype=wide)
     # u * total < total for every u < 1 of the same precision, so the answer always has some mass of
     # its own.
-    aim = uniform.to(wide)[:, None] * mass[:, -1:]
-    tokens = torch.searchsorted(mass, aim, right=True).squeeze(-1)
+    aim = uniform.to(wide) * mass.select(-1, -1)
+    tokens = torch.searchsorted(mass, aim.unsqueeze(-1), right=True).squeeze(-1)
     # only logits that are not numbers lead past the end
     return tokens.clamp(max=logits.shape[-1] - 1)
 

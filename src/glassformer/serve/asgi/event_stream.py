@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from .replies import (
+    WRITE_CHUNK,
     ClientDisconnected,
     CountedResponse,
     disconnected,
@@ -27,11 +28,16 @@ def format_event(data: Any, name: str | None = None, id: str | None = None) -> b
     return f"{id_line}{name_line}data: {to_json(data)}\n\n".encode("utf-8", "replace")
 
 
+def never(data: bytes) -> bool:
+    """Writes nothing."""
+    return False
+
+
 class EventStream(CountedResponse):
     """Server-sent events after ``first``, closed by ``end``.
 
     The stream stops when the client disconnects. An exception on the way becomes an event with an
-    ``error``. ``waited`` is true where the last event was waited for, so that others were served.
+    ``error``. Once it has begun, ``write_chunk`` writes one more event from any thread, where it can.
     """
 
     media_type = "text/event-stream"
@@ -41,18 +47,18 @@ class EventStream(CountedResponse):
         events: AsyncGenerator[bytes],
         end: bytes = b"",
         first: bytes = b"",
-        waited: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(None, 200, {"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self.events = events
         self.end = end
         self.first = first
-        self.waited = waited
+        self.write_chunk: Callable[[bytes], bool] = never
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.ensure_future(disconnected(Request(scope, receive)))
         id = request_id(scope)
+        self.write_chunk = scope.get("state", {}).get(WRITE_CHUNK, never)
         try:
             await until_disconnect(leaving, self._send(send, leaving, id))
         except ClientDisconnected:
@@ -61,7 +67,8 @@ class EventStream(CountedResponse):
 
     async def _send(self, send: Send, leaving: asyncio.Future[None], id: str | None) -> None:
         async def write(data: bytes, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+            if not more or not self.write_chunk(data):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
 
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -70,9 +77,7 @@ class EventStream(CountedResponse):
             if self.first:
                 await write(self.first)
             async for event in self.events:
-                if not self.waited():
-                    # others are served between two events that are there already
-                    await asyncio.sleep(0)
+                await asyncio.sleep(0)  # others are served between two that are there already
                 await write(event)
         except (ClientDisconnected, asyncio.CancelledError):
             raise

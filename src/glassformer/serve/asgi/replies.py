@@ -50,6 +50,9 @@ CancelCheck = Callable[[], None]
 ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 OPEN_PATHS = ("/health",)
 LATE = "late"  # in the state of a request that came while the server ends
+WRITE_CHUNK = (
+    "write_chunk"  # in the state of a request: writes a chunk from any thread, or is false
+)
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ERROR_TYPES = {
     401: "authentication_error",

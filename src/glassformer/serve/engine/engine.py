@@ -509,14 +509,14 @@ class Worker:
 
     def _forward(self, chunks: Seq[SequenceChunk]) -> None:
         logits = self.runner.forward(chunks)
-        finite = True
-        if logits.numel():
-            least, most = logits.aminmax()  # NaN where there is one
-            finite = math.isfinite((most - least).item())
-        rows = torch.split(logits, [len(chunk.places) for chunk in chunks])
-        for chunk, chunk_logits in zip(chunks, rows, strict=True):
-            chunk.logits = chunk_logits
+        # the sum is not finite where a number is not; where a finite one overflows, all are looked at
+        finite = math.isfinite(logits.sum().item())
+        row = 0
+        for chunk in chunks:
+            chunk.step_logits = logits
+            chunk.first_row = row
             chunk.is_finite = finite
+            row += len(chunk.places)
 
     def _check(self, chunk: SequenceChunk) -> None:
         """Checks that logits are finite and records prompt scores. An edit at fault fails its own
@@ -555,13 +555,21 @@ class Worker:
             self._finish(sequence, replace(sequence.end("length"), top=tuple(top)))
 
     def _adjust(self, chunk: SequenceChunk) -> None:
-        chunk.row = chunk.next_logits
-        chunk.adjusted = chunk.sequence.adjusted(chunk.row)
+        if chunk.sequence.is_adjusted:
+            chunk.adjusted = chunk.sequence.adjusted(chunk.next_logits)
 
     def _sample(self, chunks: Seq[SequenceChunk]) -> None:
-        logits = adjusted = torch.stack([chunk.row for chunk in chunks])
-        if any(chunk.adjusted is not chunk.row for chunk in chunks):
-            adjusted = torch.stack([chunk.adjusted for chunk in chunks])
+        logits = chunks[0].step_logits
+        if len(logits) > len(chunks) or any(chunk.step_logits is not logits for chunk in chunks):
+            logits = torch.stack([chunk.next_logits for chunk in chunks])
+        adjusted = logits
+        if any(chunk.sequence.is_adjusted for chunk in chunks):
+            adjusted = torch.stack(
+                [
+                    chunk.adjusted if chunk.sequence.is_adjusted else chunk.next_logits
+                    for chunk in chunks
+                ]
+            )
         sequences = [chunk.sequence for chunk in chunks]
         tokens = sample_with_logprobs(sequences, logits, adjusted, self.vocab_size)
         for chunk, token in zip(chunks, tokens, strict=True):

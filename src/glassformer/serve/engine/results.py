@@ -30,18 +30,18 @@ class TokenLogprob(NamedTuple):
     top: Likely = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Event:
     """One more token of one continuation, or its end.
 
     ``index`` counts the continuations of the request, 0 to n - 1. ``text`` is what may be shown
     now: empty while a character is incomplete or a stop string may have begun. ``logprob`` is of
-    the model's own distribution, before penalties, temperature and cuts; ``top`` are the likeliest
-    in the token's place. ``records`` are the wanted values of the tokens that were read for this
-    one: of the prompt, then each time of the token before. ``finish_reason`` is set on a
-    continuation's last event, with the ``stopped_by`` string or token; ``token`` is None where it
-    ended without one. ``usage`` is set on the last event of the request, and nothing comes after
-    it. ``error`` says why it failed.
+    the model's own distribution, before penalties, temperature and cuts (None where it was not
+    asked for); ``top`` are the likeliest in the token's place. ``records`` are the wanted values of
+    the tokens that were read for this one: of the prompt, then each time of the token before.
+    ``finish_reason`` is set on a continuation's last event, with the ``stopped_by`` string or token;
+    ``token`` is None where it ended without one. ``usage`` is set on the last event of the request,
+    and nothing comes after it. ``error`` says why it failed.
     """
 
     index: int

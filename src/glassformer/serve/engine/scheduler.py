@@ -609,10 +609,13 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, length: int, chunks: list[SequenceChunk]) -> bool:
         """Takes pages for the first ``length`` tokens, from later sequences that are not planned
         yet; False where that fails for now."""
+        missing = -(-length // self.size) - len(sequence.pages)
+        if missing <= 0:  # it is running: one that was preempted has no page
+            return True
         busy = {chunk.sequence for chunk in chunks}
         if sequence not in self.running:
             return False
-        for _ in range(-(-length // self.size) - len(sequence.pages)):
+        for _ in range(missing):
             while not self._available:
                 if self._suspend():
                     continue

@@ -109,15 +109,15 @@ class Request:
     tokens as ``glassformer.generate``, whose samples of a prompt are counted from ``first`` on.
     ``logit_bias`` is added to logits by token id; ``presence_penalty`` and ``frequency_penalty``
     are taken off generated tokens' logits, once and per occurrence. ``logprobs`` asks for so many
-    of the likeliest tokens in each place, ``prompt_logprobs`` for the prompt's tokens' own
-    log-probabilities and so many of the likeliest in their places. ``guide`` makes a Guide for each
-    continuation. With ``beams`` the likeliest whole texts are searched for, that many at a time, as
-    ``generation.beam`` finds them: the ``n`` best come once all is found, ranked by
-    ``length_penalty``. The engine is fair between ``client``s. ``want`` are the paths (with * and
-    ?) of values inside the model to be recorded, for this request's own tokens; ``edits``
-    (sight.edits) change them. Others in the same step keep their bits. Of what stands before
-    place ``since`` nothing is recorded or scored, and what pages hold of it is not read again.
-    Raises UserError for what means nothing whatever the model.
+    of the likeliest tokens in each place, ``scored`` for the token's own log-probability,
+    ``prompt_logprobs`` for the prompt's tokens' own log-probabilities and so many of the likeliest
+    in their places. ``guide`` makes a Guide for each continuation. With ``beams`` the likeliest
+    whole texts are searched for, that many at a time, as ``generation.beam`` finds them: the ``n``
+    best come once all is found, ranked by ``length_penalty``. The engine is fair between
+    ``client``s. ``want`` are the paths (with * and ?) of values inside the model to be recorded,
+    for this request's own tokens; ``edits`` (sight.edits) change them. Others in the same step keep
+    their bits. Of what stands before place ``since`` nothing is recorded or scored, and what pages
+    hold of it is not read again. Raises UserError for what means nothing whatever the model.
     """
 
     tokens: Seq[int]
@@ -141,6 +141,7 @@ class Request:
     since: int = 0
     beams: int | None = None
     length_penalty: float = 1.0
+    scored: bool = True
 
     @property
     def size(self) -> int:
@@ -217,22 +218,24 @@ class Encode:
 
 class Channel:
     """Events of requests on their way from the engine's thread to the one thread (``for``) or task
-    (``async for``) that reads them, each with its request's handle; it ends with the requests."""
+    (``async for``) that reads them, each with its request's handle; it ends with the requests. A task
+    that waits is spared an event that ``write`` writes for it, in the engine's thread."""
 
     def __init__(self) -> None:
         self.reading = 0  # requests whose last event was not read
         self._events: deque[tuple[RequestHandle, Event]] = deque()
         self._condition = threading.Condition()
         self._ready: asyncio.Future[None] | None = None  # of a task that waits
-        self.waited = False  # the task for the event that it read last
+        self.write: Callable[[RequestHandle, Event], bool] = lambda handle, event: False
 
     def put(self, handle: RequestHandle, event: Event) -> None:
         """Queues an event, from the engine's thread."""
         with self._condition:
+            if self._ready is not None and self.write(handle, event):
+                return
             self._events.append((handle, event))
             self._condition.notify_all()
-            ready = self._ready
-            self._ready = None
+            ready, self._ready = self._ready, None
         if ready is not None:
             WAKING.futures.append(ready)
             if not WAKING.together:
@@ -268,18 +271,19 @@ class Channel:
 
     async def __aiter__(self) -> AsyncIterator[tuple[RequestHandle, Event]]:
         loop = asyncio.get_running_loop()
-        self.waited = False
         while self.reading:
             with self._condition:
                 item = self._take()
                 if item is None:
                     ready = self._ready = loop.create_future()
             if item is None:
-                await ready
-                self.waited = True
+                try:
+                    await ready
+                finally:
+                    with self._condition:  # nothing is written for a task that was cancelled
+                        self._ready = None
             else:
                 yield item
-                self.waited = False
 
 
 class Waking(threading.local):
@@ -404,10 +408,11 @@ class RequestHandle:
                 raise event.error
             completion = completions[event.index]
             completion.text += event.text
-            if event.token is not None and event.logprob is not None:
+            if event.token is not None:
                 completion.tokens.append(event.token)
-                completion.logprobs.append(event.logprob)
                 completion.top.append(event.top)
+            if event.logprob is not None:
+                completion.logprobs.append(event.logprob)
             if event.finish_reason is not None:
                 completion.finish_reason = event.finish_reason
                 completion.stopped_by = event.stopped_by
@@ -552,6 +557,13 @@ class Sequence(Continuation):
         return self.request.guide() if self.request.guide is not None else None
 
     @cached_property
+    def is_adjusted(self) -> bool:
+        """True where the request changes logits: by bias, penalties or guide."""
+        request = self.request
+        penalty = request.presence_penalty or request.frequency_penalty
+        return bool(request.logit_bias or penalty or request.guide)
+
+    @cached_property
     def bias(self) -> tuple[Tensor, Tensor]:
         """Token ids of the request's logit_bias, and what is added to their logits (fp32)."""
         values = self.request.logit_bias
@@ -588,12 +600,13 @@ class Sequence(Continuation):
             logits = logits.masked_fill(forbidden, -math.inf)
         return logits
 
-    def add(self, token: int, logprob: float, top: Likely) -> Event:
+    def add(self, token: int, logprob: float | None, top: Likely) -> Event:
         """Appends a token; ``finish`` is set when it was the last."""
         self.ids.append(token)
         self.counts[token] += 1
         text = self.append(token)
         reason: Any = "stop" if self.finish == "eos" else self.finish
+        logprob = logprob if self.request.scored else None  # others of the step may have asked
         return Event(self.index, token, text, logprob, top, reason, self.stopped_by)
 
     def end(self, reason: FinishReason) -> Event:
@@ -609,7 +622,7 @@ class SequenceChunk:
     them guesses.
 
     ``finishes``: the next token can be sampled after it. The ``logits`` (P, V) of ``places`` are
-    needed; ``next_token`` is sampled from them.
+    needed, rows of the step's from ``first_row`` on; ``next_token`` is sampled from them.
     """
 
     sequence: Sequence
@@ -618,11 +631,11 @@ class SequenceChunk:
     drafted: int
     finishes: bool
     places: Seq[int] = ()
-    logits: Tensor = NO_LOGITS
-    is_finite: bool = True  # all logits of the pass were
-    row: Tensor = NO_LOGITS  # (V,), of the next token
-    adjusted: Tensor = NO_LOGITS  # the same as the request changes them
-    next_token: tuple[int, float, Likely] = (0, 0.0, ())
+    step_logits: Tensor = NO_LOGITS
+    first_row: int = 0
+    is_finite: bool = True  # all logits of the step were
+    adjusted: Tensor = NO_LOGITS  # (V,), of the next token as the request changes them
+    next_token: tuple[int, float | None, Likely] = (0, None, ())
     accepted: int = 0  # guesses that were right
     guess_accepted: bool = True  # the last of them was
 
@@ -637,18 +650,24 @@ class SequenceChunk:
         return not sequence.handle.ended and bool(sequence.pages)
 
     @property
+    def logits(self) -> Tensor:
+        return self.step_logits[self.first_row : self.first_row + len(self.places)]
+
+    @property
     def next_logits(self) -> Tensor:
         """Logits (V,) of the next token, after the accepted guesses."""
-        return self.logits[self.logits.shape[0] - 1 - self.drafted + self.accepted]
+        return self.logits[len(self.places) - 1 - self.drafted + self.accepted]
 
 
 def sample_with_logprobs(
     rows: Seq[Sequence], logits: Tensor, adjusted: Tensor, vocab_size: int | None
-) -> list[tuple[int, float, Likely]]:
-    """Each row's next token with its log-probability and the likeliest in its place, from fp32
-    logits (R, V)."""
+) -> list[tuple[int, float | None, Likely]]:
+    """Each row's next token with its log-probability (None where nobody asks) and the likeliest in
+    its place, from fp32 logits (R, V)."""
     tokens = sample(rows, adjusted, vocab_size)
-    logprobs = log_probability(logits, tokens).tolist()
+    logprobs: list[float | None] = [None] * len(rows)
+    if any(row.request.scored for row in rows):
+        logprobs = log_probability(logits, tokens).tolist()
     most = max((row.request.logprobs or 0 for row in rows), default=0)
     top = likeliest(logits, vocab_size, most) if most else [[] for _ in rows]
     cut = [tuple(best[: row.request.logprobs or 0]) for row, best in zip(rows, top, strict=True)]
@@ -660,22 +679,22 @@ def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None) -> Tenso
 
     Only the first ``vocab_size`` ids are drawn; rows of equal Sampling are drawn together.
     """
-    tokens = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
     groups: dict[Sampling, list[int]] = {}
     for place, row in enumerate(rows):
         groups.setdefault(row.request.sampling, []).append(place)
+    tokens = [0] * len(rows)
     for sampling, places in groups.items():
         group = [rows[place] for place in places]
         uniform = mask = None
         if not sampling.greedy:
             random_numbers = [row.uniform(len(row.tokens)) for row in group]
             uniform = torch.tensor(random_numbers, device=logits.device)
-        index = torch.tensor(places, device=logits.device) if len(groups) > 1 else None
-        group_logits = logits if index is None else logits[index]
+        group_logits = logits if len(groups) == 1 else logits[places]
         if sampling.repetition_penalty != 1:
             mask = token_mask([[*row.request.tokens, *row.counts] for row in group], group_logits)
         chosen = choose(group_logits, uniform, mask, sampling, vocab_size)
-        if index is None:
+        if len(groups) == 1:
             return chosen
-        tokens[index] = chosen
-    return tokens
+        for place, token in zip(places, chosen.tolist(), strict=True):
+            tokens[place] = token
+    return torch.tensor(tokens, device=logits.device)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from glassformer import config
 from glassformer.core.config.objective import Objective
+from glassformer.core.config.serial import PositiveInt
 from glassformer.core.errors import need
 from glassformer.core.nn import Flow, TracedModule, builds
 from glassformer.core.nn.cache import MixerState
@@ -24,7 +25,7 @@ from glassformer.core.training.loss import Loss, forward, token_loss
 class ReluSquared:
     """Up, the square of what is above 0, down (So et al. 2021)."""
 
-    hidden: int  # width inside
+    hidden: PositiveInt  # width inside
 
 
 @builds(ReluSquared)
@@ -65,7 +66,7 @@ class ScaleNormModule(nn.Module):
 class Bilinear:
     """A product of two linear maps, and back (Shazeer 2020)."""
 
-    hidden: int  # width of both maps
+    hidden: PositiveInt  # width of both maps
 
 
 @builds(Bilinear)
@@ -88,7 +89,7 @@ class BilinearModule(TracedModule):
 class MinGRU:
     """A gated mean of the tokens so far (Feng et al. 2024)."""
 
-    hidden: int  # width of the state
+    hidden: PositiveInt  # width of the state
 
     def state_size(self, dim: int) -> int:
         return self.hidden
@@ -149,7 +150,7 @@ class DecayModule(Position):
 class Parity(config.Rule):
     """Only keys whose distance is a multiple of ``step``, and the first ``sinks`` tokens."""
 
-    step: int = 2  # positions between the keys
+    step: PositiveInt = 2  # positions between the keys
     sinks: int = 1  # first tokens that all see
 
 
@@ -210,7 +211,7 @@ class EndsModule(TracedModule):
 class LastTokens(Objective):
     """The next token of running text, asked of the last ``count`` tokens of each row alone."""
 
-    count: int = 8  # tokens of a row that are asked
+    count: PositiveInt = 8  # tokens of a row that are asked
 
     def prepare(self, batch: Batch, random: object, tokenizer: object) -> Batch:
         targets = batch.targets.clone()

@@ -180,7 +180,7 @@ registry.MODULES.update(
     objectives=["tasks.objectives"],
     synonyms=["runs.synonyms"],
     edits=["sight.edits"],
-    tokenizer_files=["formats.tokenizer_forms"],
+    tokenizer_files=["formats.tokenizer_saving"],
     tokenizer_trainers=["formats.tokenizer_trainers"],
     tokenizer_backends=["formats.tiktoken_backend"],
 )

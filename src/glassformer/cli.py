@@ -122,17 +122,16 @@ def overview(groups: Mapping[str, Mapping[str, str]] = GROUPS) -> str:
     return "\n".join([*lines, "", EPILOG, "glassformer --version shows the version.", ""])
 
 
-def parser(full: Collection[str]) -> Parser:
-    """The parser of the verbs in ``full``; where it names none, every verb's name without what it
-    takes."""
+def parser(verbs: Collection[str]) -> Parser:
+    """The parser of these verbs; where there is none of them, every verb without what it takes."""
     from .commands.options import SHARED
     from .commands.parsing import Parser, add_arguments, read_docstring
 
     top = Parser(prog="glassformer", description=DESCRIPTION, epilog=EPILOG)
     top.add_argument("--version", action="version", version=f"glassformer {__version__}")
-    for verb in [verb for verb in VERBS if verb in full] or VERBS:
+    for verb in [verb for verb in VERBS if verb in verbs] or VERBS:
         verb_parser = top.add_verb(verb, VERBS[verb])
-        if verb in full:
+        if verb in verbs:
             page = importlib.import_module(f".commands.{verb}", __package__)
             verb_parser.usage, verb_parser.epilog = (
                 getattr(page, "USAGE", None),

@@ -495,6 +495,8 @@ def test_a_name_of_the_house_is_not_taken(forgotten):
 
 
 def test_a_member_is_checked_where_it_is_made(own_types):
+    with mistake(r"Bilinear\.hidden is 0; give a number above 0"):
+        own_types["Bilinear"](0)
     with mistake(r'Bilinear\.hidden: "wide" is not an integer'):
         own_types["Bilinear"]("wide")
 

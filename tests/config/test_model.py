@@ -236,6 +236,21 @@ def test_ends_that_do_not_fit():
         c.Decoder(16, 8, c.Embed(9, dim=8), c.Recurrent(1), c.Head(tied=False))
 
 
+def test_a_decoders_blocks_read_an_encoder_where_there_is_one():
+    plain, reading = (
+        c.Stack(1, (c.Block(c.Attention(2), c.MLP(8), cross=cross),))
+        for cross in (None, c.Attention(2))
+    )
+    encoder, sizes = dataclasses.replace(plain, causal=False), (16, 8, c.Embed(9))
+    with mistake(r"decoder\.pattern\.0\.cross is missing; give the decoder's blocks one"):
+        c.EncoderDecoder(*sizes, encoder, plain)
+    with mistake(r"decoder\.pattern\.0\.cross is set, but there is no encoder; remove it"):
+        c.Decoder(*sizes, reading)
+    with mistake(r"encoder\.pattern\.0\.cross is set"):
+        c.EncoderDecoder(*sizes, dataclasses.replace(reading, causal=False), reading)
+    c.EncoderDecoder(*sizes, encoder, reading)
+
+
 def test_another_type_drops_the_settings_of_the_one_before():
     block = c.Block(c.Attention(4), c.MLP(64, bias=True), c.RMSNorm())
     gated = {"feedforward.type": "GatedMLP", "feedforward.hidden": "32"}

@@ -215,6 +215,13 @@ def test_labels_are_read_at_the_last_eos(name, tmp_path):
     agree(model, reference, ids, present)
 
 
+@pytest.mark.parametrize("end", ["SequenceClassification", "QuestionAnswering"])
+def test_an_mbart_of_one_text_leaves_the_start_of_a_translation_out(end, tmp_path):
+    """Whatever its config says of a target: theirs begins with the text's own last token."""
+    reference = reference_of("mbart", f"MBartFor{end}", decoder_start_token_id=5)
+    agree(loaded(reference, tmp_path), reference, *texts())
+
+
 def test_packed_texts_of_a_pair_are_as_alone(tmp_path):
     for name, family in (("bart", "Bart"), ("mbart", "MBart")):
         model = loaded(reference_of(name, f"{family}ForSequenceClassification"), tmp_path / name)

@@ -440,6 +440,16 @@ def test_marian_both_ways(name, tmp_path):
     both_ways(marian(**TABLES["marian"][name]), tmp_path, equal_pairs, ("right",))
 
 
+def test_files_of_a_bare_marian(tmp_path):
+    """Names without their prefix, and no bias of the logits."""
+    reference = marian()
+    reference.final_logits_bias.zero_()
+    reference.model.save_pretrained(tmp_path)
+    model, _ = store.load(tmp_path)
+    assert not model.config.head.bias
+    equal_pairs(model, reference)
+
+
 def test_a_marian_beside_its_two_vocabularies(tmp_path):
     """Its pieces are cut by one file for each language, which is not a tokenizer here; the model
     loads without."""

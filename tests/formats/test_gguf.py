@@ -240,7 +240,7 @@ def test_rows_that_no_block_divides_are_f16(tmp_path, shared_data):
 def test_a_file_is_a_model_everywhere(tmp_path):
     path = written(tmp_path, "Q8_0")
     opened = Checkpoint.open(path)
-    assert opened.gguf
+    assert opened.is_gguf
     assert opened.source_tokenizer() is None
     fitted = opened.model_as(opened.config, dtype=torch.float32)
     assert not quantized(fitted.model)
@@ -292,6 +292,56 @@ def test_what_is_broken_is_named(tmp_path, old, new, sentence):
     path.write_bytes(raw.replace(old, new, 1))
     with mistake(sentence):
         glassformer.load(path)
+
+
+def place_of(raw, name):
+    """Where the eight bytes of a tensor's offset stand, behind its name, its shape and its kind."""
+    axes = raw.index(name) + len(name)
+    return axes + 4 + 8 * raw[axes] + 4
+
+
+DAMAGE = {
+    "one tensor where another lies": "'blk.0.attn_k.weight': it overlaps",
+    "two tensors in each other's place": "it overlaps another",
+    "a gap": "leaves a gap",
+    "numbers of a smaller kind": "leaves a gap",
+    "a longer file": "its end: 64 bytes follow the tensors",
+    "fewer blocks than there are": "no place for blk.1",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_no_file_opens_with_the_weights_of_another_place(tmp_path, damage):
+    """llama.cpp refuses all of these as well."""
+    path = written(tmp_path)
+    raw = bytearray(path.read_bytes())
+    a, b = (place_of(raw, b"blk.0.attn_%s.weight" % letter) for letter in (b"k", b"v"))
+    offsets = raw[a : a + 8], raw[b : b + 8]
+    match damage:
+        case "one tensor where another lies":
+            raw[a : a + 8] = offsets[1]
+        case "two tensors in each other's place":
+            raw[a : a + 8], raw[b : b + 8] = offsets[::-1]
+        case "a gap":
+            raw[a] += 32
+        case "numbers of a smaller kind":
+            raw[a - 4] = GGMLQuantizationType.Q8_0
+        case "a longer file":
+            raw += bytes(64)
+        case "fewer blocks than there are":
+            at = raw.index(b"llama.block_count") + len(b"llama.block_count") + 4
+            assert raw[at] == 2
+            raw[at] = 1
+    path.write_bytes(bytes(raw))
+    with mistake(DAMAGE[damage]):
+        glassformer.load(path)
+
+
+def test_a_field_comes_once(tmp_path):
+    fields = b"".join(_text("llama.block_count") + struct.pack("<II", 4, n) for n in (2, 1))
+    (tmp_path / "twice.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + fields)
+    with mistake("the field 'llama.block_count': it comes twice"):
+        glassformer.load(tmp_path / "twice.gguf")
 
 
 def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path):

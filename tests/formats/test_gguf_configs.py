@@ -99,6 +99,7 @@ def test_factors_are_those_that_transformers_divides_by():
         ({"llama.attention.head_count": 0}, "num_attention_heads"),
         ({"llama.attention.head_count": [4, 4]}, "num_attention_heads"),
         ({"llama.nextn_predict_layers": 1, "llama.block_count": "5"}, "of another type"),
+        ({"llama.rope.freq_base": 1_176_256_512}, "of another type than its name says"),
         ({"llama.rope.scaling.type": "new", "llama.rope.scaling.factor": 4.0}, 'is "new"'),
         ({"llama.embedding_length": "wide"}, "hidden_size"),
         ({"llama.block_count": 1 << 40}, "num_hidden_layers"),
@@ -109,6 +110,20 @@ def test_fields_of_what_is_not_read_are_named(change, sentence):
     fields = {key: value for key, value in {**fields, **change}.items() if value is not None}
     with mistake(re.escape(sentence)):
         gguf.read_config(fields, shapes, factors, "it")
+
+
+def test_blocks_that_predict_later_tokens_are_the_last_of_those_counted():
+    fields = {"general.architecture": "glm4moe", "glm4moe.block_count": 4}
+    later = {**fields, "glm4moe.nextn_predict_layers": 1}
+    names = [f"blk.{number}.attn_q.weight" for number in range(6)]
+    assert [gguf.is_later(name, later) for name in names] == [False] * 3 + [True] + [False] * 2
+    assert not any(gguf.is_later(name, fields) for name in (*names, "output.weight"))
+
+
+def test_long_factors_without_the_short_ones_are_refused():
+    fields, shapes, _factors = described(recipes.find("llama/stories260k"))
+    with mistake("lacks what belongs to another .'rope_factors_short.weight'"):
+        gguf.read_config(fields, shapes, {gguf.LONG_FACTORS["long"]: [1.0] * 4}, "it")
 
 
 def test_rotary_factors_of_another_family_are_refused():

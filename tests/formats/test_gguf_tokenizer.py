@@ -15,7 +15,7 @@ from gguf import GGUFValueType, GGUFWriter
 
 from glassformer.core.tokenizer import framing
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.core.tokenizer.vocabulary import byte_alphabet
+from glassformer.core.tokenizer.detokenizer import byte_alphabet
 from glassformer.formats.gguf_fields import fields_of
 from glassformer.formats.gguf_tokenizer import SPLITS
 from glassformer.formats.tokenizer_files import open as open_tokenizer

@@ -9,7 +9,7 @@ import pytest
 
 from glassformer.core.tokenizer import tokenizer as face
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.core.tokenizer.vocabulary import byte_alphabet
+from glassformer.core.tokenizer.detokenizer import byte_alphabet
 from glassformer.formats import tiktoken_backend as backend
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_forms import from_json

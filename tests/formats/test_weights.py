@@ -23,7 +23,7 @@ from glassformer.core.checkpoints.headers import read_headers
 from glassformer.core.nn import build
 from glassformer.families.names import NameRule, Table
 from glassformer.formats import mapped as mapping
-from glassformer.formats import weights
+from glassformer.formats import store, weights
 from glassformer.formats.mapped import MappedFiles
 from mistakes import mistake
 from seeding import generator_from
@@ -44,7 +44,7 @@ def there_and_back(rule, actual, folder):
     """Saved tensors of the parameters; loading them must restore the parameters."""
     shapes = {name: tuple(tensor.shape) for name, tensor in actual.items()}
     table = Table((rule,))
-    write(weights.pieces(table, actual, shapes), folder)
+    write(store.tensors_to_write(table, actual, shapes), folder)
     back = {name: torch.full_like(tensor, float("nan")) for name, tensor in actual.items()}
     published = tensorfiles.open_files(folder)
     weights.fill(weights.check(table, shapes, published), published, back, shapes)

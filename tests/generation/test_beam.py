@@ -45,6 +45,10 @@ def test_wide_beams_find_the_best_of_all_continuations():
     assert {tuple(h.tokens) for h in pairs} == set(itertools.product(range(6), repeat=2))
     singles = beam(model, None, prompt, beams=8, best=8, max_new=1)[0]
     assert sorted(h.tokens for h in singles) == [[token] for token in range(6)]
+    # where every token ends, nothing is left to grow though fewer have ended than there are beams
+    ends = beam(model, None, prompt, beams=8, best=8, max_new=5, eos=range(6))[0]
+    assert sorted(h.tokens for h in ends) == [[token] for token in range(6)]
+    assert all(h.finish == "eos" for h in ends)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "vaswani", "glass"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from torch.testing import assert_close
 import glassformer
 import tiny
 from glassformer import config as c
+from glassformer.core import registry
 from glassformer.core.generation import generate
 from glassformer.core.generation.session import Session
 from glassformer.core.nn import build_model
@@ -203,6 +205,17 @@ def test_dropout_sleeps_and_training_goes_on(rotary):
         assert torch.is_grad_enabled()
         assert step.logprob <= 0
     assert output.tokens == greedy(rotary, PROMPTS[0], 9).tokens
+
+
+def test_only_many_tokens_outside_a_training_are_prepared_for(rotary, monkeypatch):
+    """A training's next step would make copies of the weights worthless."""
+    prepared = []
+    room = SimpleNamespace(prepare=lambda session, steps: prepared.append(session.model.training))
+    model = build_model(rotary.config, seed=7)
+    monkeypatch.setattr(registry, "load", lambda topic: [room])
+    for training, count in itertools.product((True, False), (31, 32)):
+        Session(model.train(training)).prepare(count)
+    assert prepared == [False]
 
 
 # ----------------------------------------------------------------------------------------- ends

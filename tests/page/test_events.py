@@ -18,7 +18,7 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 import served
 from glassformer.core.config.run import PAUSED
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.serve.page.events import Trainings
+from glassformer.serve.page.events import MAX_LOADED, Trainings
 from glassformer.serve.page.routes import starlette_app
 
 from .test_tail import write
@@ -258,3 +258,36 @@ def test_a_checkpoint_that_is_removed_while_it_is_opened_is_no_model(tmp_path, m
     served.saved("gpt2", folder / "step-000004")
     monkeypatch.setattr(Checkpoint, "open", read_and_remove)
     assert client.post("/api/runs", json={"model": "mine@4", "text": "a"}).status_code == 404
+
+
+def test_models_of_checkpoints_do_not_stay_for_their_runs(tmp_path):
+    """The page's view of a training reads a text by each new checkpoint; each run held its model for
+    good, one more with each checkpoint."""
+    for step in range(1, 13):
+        served.saved("gpt2", tmp_path / f"step-{step:06d}", seed=step)
+    write(tmp_path / "log.jsonl", 1, 12)
+    page = served.page(run=tmp_path)
+    client = served.client(page)
+    path = f"/api/train/{tmp_path.name}/probe"
+    assert len(client.answer(path, text="the cat")["steps"]) == 12
+    runs = page.runs._runs.values()
+    assert len({run.loaded for run in runs}) == 12, "small ones stay"
+    (size,) = {run.loaded.bytes for run in runs}
+    assert size == sum(weight.nbytes for weight in next(iter(runs)).loaded.model.parameters())
+    page.runs.max_bytes = 3 * size
+    steps = client.answer(path, text="the dog")["steps"]
+    assert len({run.loaded for run in runs}) <= MAX_LOADED + 3
+    assert client.get(f"/api/runs/{steps[-1]['run']}").status_code == 200
+
+
+def test_a_name_that_another_folder_takes_over_is_of_that_folder(tmp_path):
+    """Folders whose names are equal in the characters of an id are numbered in their order."""
+    page = served.page(run=tmp_path)
+    client = served.client(page)
+    digests = []
+    for seed, name in enumerate(("b b", "b a")):
+        write(tmp_path / name.replace("b a", "b  b") / "log.jsonl", 1, 2)
+        served.saved("gpt2", tmp_path / name.replace("b a", "b  b") / "step-000001", seed=seed)
+        digests.append(client.ask("/api/runs", model="b-b@1", text="the cat")["digest"])
+    titles = [card["title"] for card in client.answer("/api/train")]
+    assert titles[0].endswith("b  b") and digests[0] != digests[1]

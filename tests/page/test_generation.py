@@ -13,6 +13,7 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 import served
 from glassformer import generation
 from glassformer.formats import pretrained, store
+from glassformer.serve.page import generation as page_generation
 from glassformer.sight.edits import mlp_off
 
 TEXT = "the cat 🎵 and  the log"
@@ -142,3 +143,16 @@ def test_a_target_that_has_begun_is_continued(tmp_path):
     second = served.client(served.page(served.saved("gpt2", tmp_path / "gpt")))
     refused = second.post("/api/generate", json={"model": "gpt", "text": "a", "start": start})
     assert refused.status_code == 400 and "encoder-decoder" in refused.json()["error"]
+
+
+def test_few_tokenizers_stay_in_memory(tmp_path, monkeypatch):
+    """Each checkpoint of a training, and each time that a folder is replaced, is another tokenizer."""
+    monkeypatch.setattr(page_generation, "MOST_OPEN", 2)
+    names = [served.saved("gpt2", tmp_path / str(number)).name for number in range(5)]
+    page = served.page(*(tmp_path / name for name in names))
+    client = served.client(page)
+    for name in (*names, names[0]):
+        assert client.get(f"/api/vocab/{name}").status_code == 200
+        steps = client.ask("/api/tokenize/steps", tokenizer=name, text="the cat", at=0)
+        assert steps["first"] == 0
+    assert len(page.tokenizers._open) <= 3

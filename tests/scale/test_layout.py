@@ -31,8 +31,7 @@ def test_a_shard_is_a_share_of_everything_and_one_process_receives_nothing():
     alone, four = (Layout(result, Parallel().of(n), 8, muon=True) for n in (1, 4))
     assert sum(alone.groups) == sum(four.groups) == result.total
     assert len(alone.groups) == 3
-    logits = result.batch * result.context * result.model.embed.vocab * 4
-    assert alone.memory == result.train() + logits
+    assert alone.memory == replace(result, muon=True, accumulated=True).train()
     assert alone.traffic == 0 < four.traffic
     assert four.to_dict()["parameters"] == -(-result.total // 4)
     copies = Layout(result, Parallel(data=1, replicate=4), 8)

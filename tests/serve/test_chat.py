@@ -7,6 +7,9 @@ import itertools
 import json
 import random
 import re
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
@@ -383,3 +386,73 @@ def test_a_large_form_ends_alone_or_is_kept(kind, source, fails):
         else:
             assert len(handle.result().completions) == 2
         assert neighbour.result().completions[0].tokens == expected
+
+
+CHAINS = {
+    "rules": ("lark", 'start: r0\n{chain}r4500: "a"', "r{at}: r{next}\n"),
+    "terminals": ("lark", 'start: R0\n{chain}R4500: "a"', "R{at}: R{next}\n"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_long_chain_of_rules_does_not_end_the_process(name):
+    """llguidance follows rules by recursion: 4,000 of them, 50 KB of one request, filled a stack of
+    8 MB and ended the server of everybody by SIGSEGV."""
+    kind, form, link = CHAINS[name]
+    chain = "".join(link.format(at=at, next=at + 1) for at in range(4500))
+    text = form.replace("{chain}", chain)
+    code = (
+        "import sys; from glassformer.formats.store import load\n"
+        "from glassformer.serve import grammars\n"
+        "from glassformer.serve.page.models import shipped\n"
+        "_, tokenizer = load(shipped())\n"
+        f"make = grammars.guide_factory(tokenizer, tokenizer.size, {kind!r}, sys.stdin.read())\n"
+        "ids = make()([]).nonzero().flatten().tolist()\n"
+        "print([tokenizer.bytes_of(id) for id in ids])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "[b'a']"), done.stderr[-500:]
+
+
+def test_a_grammar_that_compiles_too_long_is_given_up(monkeypatch):
+    """Some schemas compile for hours, and nothing can end that: the request ends, a second one of the
+    client waits for it, and another client's is compiled."""
+    from glassformer.formats.store import load
+    from glassformer.serve import grammars
+    from glassformer.serve.asgi.replies import HttpError
+    from glassformer.serve.engine.sequence import QueueFull
+    from glassformer.serve.page.models import shipped
+
+    released = threading.Event()
+    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.05)
+    with pytest.raises(HttpError, match="too long to compile"):
+        grammars._compiled(lambda: released.wait(60), "attacks")
+    _, tokenizer = load(shipped())
+    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 60)
+    with pytest.raises(QueueFull, match="still being compiled"):
+        grammars.guide_factory(tokenizer, tokenizer.size, "regex", "a", "attacks")
+    grammars.guide_factory(tokenizer, tokenizer.size, "regex", "a", "another")
+    released.set()
+    while "attacks" in grammars._compiling:
+        time.sleep(0.01)
+    grammars.guide_factory(tokenizer, tokenizer.size, "regex", "a", "attacks")
+
+
+@pytest.mark.parametrize("name", ["regex", "json", "lark"])
+def test_a_pattern_of_many_choices_is_refused_and_does_not_hold_up_a_step(name):
+    """The mask of one token of 30,000 optional letters took 12 seconds, while everybody waited."""
+    from glassformer.formats.store import load
+    from glassformer.serve import grammars
+    from glassformer.serve.asgi.replies import HttpError
+    from glassformer.serve.page.models import shipped
+
+    many = "a?" * 30_000
+    forms = {
+        "regex": many,
+        "json": {"type": "string", "pattern": f"^{many}$"},
+        "lark": f'start: "x" /{many}/',
+    }
+    _, tokenizer = load(shipped())
+    with pytest.raises(HttpError, match="too big"):
+        grammars.guide_factory(tokenizer, tokenizer.size, name, forms[name])

@@ -17,7 +17,7 @@ from glassformer.serve.prometheus import Metrics
 from glassformer.tasks.predictions import Filling
 
 ERRORS = [
-    KeyError("k"),
+    KeyError("memory"),
     TypeError("t"),
     IndexError("i"),
     AssertionError("a"),
@@ -105,6 +105,14 @@ def test_what_says(client, monkeypatch, capsys, path, home, name, error):
     monkeypatch.setattr(home, name, failing(error))
     answer = client.post(path, json={"prompt": "a"}) if path == "/tokenize" else client.get(path)
     check(answer, error, capsys.readouterr().err)
+
+
+def test_too_little_memory_is_named_and_logged(client, monkeypatch, capsys):
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    monkeypatch.setattr(served_models, "submit", failing(error))
+    answer = client.post("/v1/completions", json=COMPUTED["/v1/completions"])
+    assert answer.json()["error"]["code"] == "out_of_memory"
+    logged(capsys.readouterr().err, error)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

@@ -53,6 +53,24 @@ def encoder(pool=None):
     return build_model(shape, seed=1).eval()
 
 
+def test_a_decoder_that_learned_no_vector_reads_a_text_as_its_file_says():
+    """An end of text that transformers does not put there would change the mean."""
+    words = served.tokenizer()
+    assert words.eos is not None and words.frame == ([], [])
+    cfg = served.worded(tiny.ALL["llama"])
+    text, short = "the cat sat on the mat", replace(cfg, context=4)
+    ids = words.encode(text)
+    with torch.no_grad():
+        for shape, read in ((cfg, ids), (short, ids[:4])):
+            model = build_model(shape, seed=1).eval()
+            mean = model(torch.tensor([read]), logits="none").hidden.mean(1)
+            assert_close(embed(model, words, text, truncate=True), mean, rtol=0.0, atol=1e-6)
+    learned = build_model(replace(cfg, head=None, pool=c.Pool("last")), seed=1).eval()
+    with torch.no_grad():
+        last = learned(torch.tensor([[*ids, words.eos]])).hidden[:, -1]
+    assert_close(embed(learned, words, text), last, rtol=0.0, atol=1e-6)
+
+
 POOLS = [
     None,
     c.Pool("mean", normalize=True),

@@ -193,7 +193,7 @@ def _gguf_name(model: str, opened: Any) -> str:
     too), or the hub's or recipe's."""
     from ..formats import gguf
 
-    if opened.gguf:
+    if opened.is_gguf:
         return gguf.name(opened.folder)
     folder = Path(model).expanduser()
     path = folder.resolve() if folder.is_dir() else folder

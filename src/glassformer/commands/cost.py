@@ -41,6 +41,8 @@ def run(
     context N: tokens in a row (the model's context)
     processes N: memory and traffic of each of N processes that share a run file
     """
+    from dataclasses import replace
+
     from ..runs import run_file
     from ..scale.cost import cost
 
@@ -54,8 +56,10 @@ def run(
         plan = plan_run(run_file.read_run(name, changes))
         train = plan.settings.train
         # rows of a micro-batch, as in a training
-        estimate = cost(
-            plan.model, -(-(batch or train.batch) // train.accumulate), context or plan.context
+        estimate = replace(
+            plan.cost,
+            batch=-(-(batch or train.batch) // train.accumulate),
+            context=context or plan.context,
         )
     else:
         estimate = cost(_changed_config(name, changes), batch or 1, context)

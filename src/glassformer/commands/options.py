@@ -71,7 +71,7 @@ class ModelOptions(DeviceOptions):
         from ..formats import resolve
         from ..formats.checkpoint import Checkpoint
 
-        if hint := resolve.of_run(self.model):
+        if hint := resolve.checkpoint_note(self.model):
             note(hint)
         device = devices.find(self.device)
         checkpoint = Checkpoint.open(self.model)

@@ -12,10 +12,14 @@ translation, where there is one. Their training may skip whole layers, which non
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from ..core.config.layers import MLP, LayerNorm
 from ..core.config.model import Attention, Block, Model, Place, stacks
 from ..core.config.position import Learned, Position, Sinusoidal
 from .decoder_pages import NO_NAMES
+from .ends import ENDS, head_of
 from .keys import ConfigWords, Entry, Key, Section, keys
 from .names import Names, Table, rules
 from .pair_pages import BOTH_SIDES, held, pair_table, scale_key, start, template
@@ -57,11 +61,17 @@ def words(
             scale_key(scaled),
             *keys(activation_function=act),
             Key("", "head.bias", lambda raw: held(raw, "head_bias", BIAS)),
-            *more,
             Section(encode=_write),
             start(first),
+            *more,
         ),
     )
+
+
+def _own_start(raw: ConfigReader, model: Any) -> Any:
+    """An mBART whose both sides read one text begins with that text's last token, whatever the word
+    for a target says."""
+    return replace(model, start=()) if head_of(raw) in ENDS else model
 
 
 def _sines_or_table(raw: ConfigReader) -> Position:
@@ -98,7 +108,7 @@ def table(model: Model, root: str = "model", encoder: Names = NO_NAMES) -> Table
 
 
 page("bart", words=words(TABLE, place="post", normed=True, first=2), weights=table)
-page("mbart", words=words(TABLE, normed=True), weights=table)
+page("mbart", words=words(TABLE, Section(_own_start), normed=True), weights=table)
 page(
     "m2m-100",
     words=words(

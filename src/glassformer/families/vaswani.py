@@ -50,6 +50,11 @@ def _one_vocabulary(raw: ConfigReader) -> None:
     raw.only("decoder_vocab_size", size, "both sides share one vocabulary here")
 
 
+def _biased(raw: ConfigReader) -> bool:
+    """True where the head has a bias: files of a bare model hold none, and a word of ours says so."""
+    return raw.flag("head_bias", raw.weights is None or raw.holds("final_logits_bias"))
+
+
 def _write_shared(model: Model) -> Settings:
     """The words of tables that all share, and a word of ours for a head without a bias."""
     words = ("tie_word_embeddings", "share_encoder_decoder_embeddings")
@@ -71,13 +76,12 @@ page(
             *BOTH_SIDES,
             scale_key(False),
             *keys(activation_function="gelu"),
-            # a word of our own
-            Key("", "head.bias", lambda raw: raw.flag("head_bias", True)),
+            Key("", "head.bias", _biased),
             Key("", "", _one_vocabulary),
             start(),
             Section(encode=_write_shared),
         ),
     ),
-    weights=pair_table(),
+    weights=pair_table(prefix="model."),
     layout=layout,
 )

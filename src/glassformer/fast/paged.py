@@ -16,7 +16,7 @@ keys of a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -28,14 +28,11 @@ from ..core import config
 from ..core.nn.attention import AttentionInputs, attend, eager_attention
 from ..core.nn.cache import Cache, ExternalKV
 from ..core.nn.flow import Flow
-from ..core.nn.hooks import Tape
 from ..core.nn.mask import Mask
 from ..core.nn.position import Position
 from .kernels import PAGE, Pages, paged_attention
 from .kernels.stack import VisibleKeys, addresses
-
-# values (1, H, N, ...), the last two of PyTorch's own attention; all others of a row are (1, N, ...)
-HEADS = ("q", "k", "v", "z", "scores", "pattern")
+from .packed_tape import PackedTape
 
 
 @dataclass
@@ -173,7 +170,7 @@ class PagedKV(ExternalKV):
             if tape.place is not None:
                 tape.place.keys, tape.place.visible = text_inputs.mask.k_pos, text_inputs.mask.dense
             output = eager_attention(
-                text_inputs._replace(look=partial(_look, flow.tape, text, tape, module.path))
+                text_inputs._replace(look=partial(flow.tape.look, text, tape, module.path))
             )
             if any(map(tape.changes, names)):
                 z[:, :, first:end] = output
@@ -205,10 +202,6 @@ class PagedKV(ExternalKV):
         if bias is not None:  # (H, most) -> (1, H, T, L)
             bias = bias[:, (q_pos[0, :, None] - k_pos).clamp(min=0)][None]
         return AttentionInputs(q[:, :, first:end], k, v, mask, bias, module.scale, module.softcap)
-
-
-def _look(packed: PackedTape, text: int, tape: Tape, path: str, name: str, x: Tensor) -> Tensor:
-    return packed.of_text(text, tape, f"{path}.{name}", x)
 
 
 class PagedCache(Cache):
@@ -313,65 +306,3 @@ class PagedCache(Cache):
             return () if term is None else (term[0, :, 0].flip(-1).float().contiguous(),)
 
         return next(iter(self.by_position((position, "bias"), by_distance)), None)
-
-
-class PackedTape(Tape):
-    """The tapes of some texts of a row, each shown its own columns alone; nobody else's bits
-    change.
-
-    ``parts`` are the columns and the tape of each text that is watched in the pass under way,
-    ``answers`` the rows of logits that are its own: all of its columns where the tape watches them.
-    """
-
-    def __init__(
-        self,
-        tapes: Mapping[int, tuple[tuple[int, int], Tape]],
-        answers: Mapping[int, tuple[int, int]],
-    ) -> None:
-        super().__init__()
-        self.tapes, self.answers = tapes, answers
-        # by text: what its edits raised, which are not asked any more
-        self.errors: dict[int, Exception] = {}
-
-    def start_pass(self, pos: Tensor, document_ids: Tensor | None) -> None:
-        for (first, end), tape in self.tapes.values():
-            tape.start_pass(pos[:, first:end], None)
-
-    def watches(self, path: str) -> bool:
-        return any(tape.watches(path) for _, tape in self.tapes.values())
-
-    def changes(self, path: str) -> bool:
-        return any(tape.changes(path) for _, tape in self.tapes.values())
-
-    def of_text(self, text: int, tape: Tape, path: str, value: Tensor) -> Tensor:
-        """One text's value as its tape has it; an edit that fails is of that text alone."""
-        if text in self.errors:
-            return value
-        try:
-            return tape.pass_through(path, value)
-        except Exception as error:
-            self.errors[text] = error
-            return value
-
-    def pass_through(self, path: str, x: Tensor) -> Tensor:
-        """x (1, N, ...), or (1, H, N, D) of an attention's heads, where a text's edits have changed
-        its own columns."""
-        if path == "logits":
-            for text, (_, tape) in self.tapes.items():
-                if tape.watches(path):  # then all its columns were asked for
-                    first, end = self.answers[text]
-                    changed = self.of_text(text, tape, path, x[:, first:end])
-                    if tape.changes(path):
-                        x = x.clone()
-                        x[:, first:end] = changed
-            return x
-        dim = 2 if path.rpartition(".")[2] in HEADS else 1
-        for text, ((first, end), tape) in self.tapes.items():
-            if tape.watches(path):
-                columns = dim, first, end - first
-                value = x.narrow(*columns)
-                changed = self.of_text(text, tape, path, value)
-                if changed is not value:
-                    x = x.clone()
-                    x.narrow(*columns).copy_(changed)
-        return x

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, nearest, need
+from ..core.tokenizer.detokenizer import byte_alphabet
 from ..core.tokenizer.tokenizer_json import (
     MOST_IDS,
     ByRank,
     Spec,
     make_spec,
 )
-from ..core.tokenizer.vocabulary import byte_alphabet
 from .tiktoken_backend import WORDS
 from .tokenizer_forms import added_token
 from .wordpiece import flag

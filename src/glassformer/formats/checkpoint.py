@@ -37,6 +37,7 @@ from ..families import sentences
 from ..families.names import Table
 from ..families.recipe import Recipe
 from . import mxfp4
+from .generation_config import GENERATION
 from .resolve import GGUF, resolve
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ _Result = TypeVar("_Result")
 FORMAT = 1  # of the glassformer layout
 SUMS, ANOTHER = "SHA256SUMS", "use another checkpoint"  # of a checkpoint of a training
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
-GENERATION = "generation_config.json"
 STARTS = ("decoder_start_token_id", "forced_bos_token_id")
 TOKENIZERS = (
     "tokenizer.json",
@@ -152,7 +152,7 @@ class Checkpoint:
         return _read(str(folder), target, self.name)
 
     @property
-    def gguf(self) -> bool:
+    def is_gguf(self) -> bool:
         """True where ``folder`` is a single file of llama.cpp's."""
         return self.folder is not None and self.folder.suffix == GGUF and self.folder.is_file()
 
@@ -210,7 +210,7 @@ class Checkpoint:
         from . import adapters, gguf, weights
 
         smallest = weights.MODEL_DTYPES["bfloat16"]
-        if self.gguf and self.folder is not None:
+        if self.is_gguf and self.folder is not None:
             gguf.check(self.folder)
         elif self.folder is not None and self.base is not None:
             self._of_base(Checkpoint.check)
@@ -232,11 +232,11 @@ class Checkpoint:
         if self.folder is None:
             return None
         hasher = hashlib.sha256()
-        paths = [self.folder] if self.gguf else sorted(self.folder.glob("*model*.safetensors"))
+        paths = [self.folder] if self.is_gguf else sorted(self.folder.glob("*model*.safetensors"))
         for path in paths:
             size = path.stat().st_size
             hasher.update(f"{path.name} {size}".encode())
-            entries = () if self.gguf else read_header(path).values()
+            entries = () if self.is_gguf else read_header(path).values()
             places = [(entry.start + entry.end) // 2 for entry in entries]
             with path.open("rb") as file:
                 for place in (*range(0, size, size // SAMPLES + 1), *places):
@@ -247,7 +247,7 @@ class Checkpoint:
     @property
     def _plain(self) -> bool:
         """True where the folder holds all weights, as numbers in safetensors files."""
-        return self.base is None and self.quantization is None and not self.gguf
+        return self.base is None and self.quantization is None and not self.is_gguf
 
     def _files(self, mapped: bool = False) -> Files:
         """The folder's weights, as they were written."""
@@ -271,7 +271,7 @@ class Checkpoint:
         from . import quantized_weights as few_bits
 
         assert self.folder is not None
-        if self.gguf:
+        if self.is_gguf:
             from . import gguf
 
             return gguf.load(self.folder, kind, device)
@@ -367,7 +367,7 @@ class Checkpoint:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the folder, with the source's own where there is one; None without
         any."""
-        if self.gguf:
+        if self.is_gguf:
             from . import gguf
 
             assert self.folder is not None
@@ -380,7 +380,7 @@ class Checkpoint:
 
     def source_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the model's encoder reads by, None where both sides have one."""
-        path = None if self.folder is None or self.gguf else self.folder / SOURCE
+        path = None if self.folder is None or self.is_gguf else self.folder / SOURCE
         if path is None or not path.is_file():
             return None
         verify(path.parent, SOURCE)

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..core import files
 from ..core.errors import need
 
+GENERATION = "generation_config.json"
 SAMPLING = {
     "temperature": 1.0,
     "top_p": None,
@@ -18,7 +19,7 @@ SAMPLING = {
 def saved_sampling(folder: Path | None) -> dict[str, float | None]:
     """The settings of sampling in a model's folder; as transformers reads them, null is none and a
     ``top_k`` of 0 is off."""
-    path = folder and folder / "generation_config.json"
+    path = folder and folder / GENERATION
     saved = files.read_json(path) if path and path.is_file() else {}
     if saved.get("do_sample") is False:
         return {**SAMPLING, "temperature": 0.0}

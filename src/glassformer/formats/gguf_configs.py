@@ -98,7 +98,7 @@ THETAS = {"full_attention": "global_rope_theta", "sliding_attention": "local_rop
 EVERY = "global_attn_every_n_layers"  # of layer_types
 SHARES = ("partial_rotary_factor", "rotary_pct")  # of a head that turns
 REAL = re.compile(
-    r".*(epsilon|scale|softcapping|freq_base(_swa)?|factor|beta_\w+|alibi_bias|clamp_kqv)"
+    r".*(epsilon|scale|softcapping|freq_base(_swa)?|factor|multiplier|beta_\w+|alibi_bias|clamp_kqv)"
 )
 
 
@@ -132,10 +132,10 @@ def read_config(
         return _read_config(fields, shapes, factors, source)
     except UserError:
         raise
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise UserError(
-            f"{source} has a field of another type than its name says ({str(error)[:80]}); convert "
-            "the model again."
+            f"{source} has a field of another type than its name says, or lacks what belongs to "
+            f"another ({str(error)[:80]}); convert the model again."
         ) from None
 
 
@@ -189,6 +189,8 @@ def _read_config(
     pool = POOLS.get(values.get(POOLING))
     harmless = [DATA["harmless"], entry.get("harmless", "")]
     for field, value in values.items():
+        if REAL.fullmatch(field) and not isinstance(value, float):
+            raise TypeError(field)
         fits = value == fitting[field] if field in fitting else value in (None, 0, 1.0, False)
         covered = field in entry["all"].values() or (field == POOLING and pool)
         covered = covered and value in entry.get("values", {}).get(field, [value])
@@ -448,10 +450,10 @@ def check(model: config.Model, fields: Fields, shapes: Shapes, factors: Factors)
 
 
 def is_later(name: str, fields: Fields) -> bool:
-    """True for a tensor of a block after the model's last, which predicts later tokens."""
-    block, kind = re.match(r"blk\.(\d+)\.", name), fields["general.architecture"]
-    later = fields.get(f"{kind}.nextn_predict_layers", 0)
-    return block is not None and int(block[1]) >= fields[f"{kind}.block_count"] - later
+    """True for a tensor of a block that predicts later tokens: a file's last so many."""
+    block, kind = re.match(r"blk\.(\d{1,9})\.", name), fields["general.architecture"]
+    depth, later = fields[f"{kind}.block_count"], fields.get(f"{kind}.nextn_predict_layers", 0)
+    return block is not None and depth - later <= int(block[1]) < depth
 
 
 def table(model: config.Model, entry: Fields) -> Table:

@@ -105,6 +105,8 @@ class Header:
             self.at = f"the name of field {number + 1} of {count}"
             name = self.text()
             self.at = f"the field {name[:100]!a}"
+            if name in fields:
+                raise self.damaged("it comes twice")
             fields[name] = self.value(self.numbers("I")[0])
         return fields, tensors
 
@@ -134,11 +136,17 @@ class Header:
             if math.prod(shape) > 1 << 48 or shape[-1] % block or name in tensors:
                 raise self.damaged(f"it cannot be of the shape {list(shape)}, or comes twice")
             tensors[name] = GGUFTensor(kind, shape, start, math.prod(shape) // block * width)
-        head = -(-(self.size - self.left) // alignment) * alignment
+        # each begins where the one before ends, as llama.cpp demands
+        head = end = -(-(self.size - self.left) // alignment) * alignment
         for name, (kind, shape, start, size) in tensors.items():
-            if head + start + size > self.size:
-                raise self.damaged("a tensor reaches over the end")
-            tensors[name] = GGUFTensor(kind, shape, head + start, size)
+            self.at = f"the tensor {name[:100]!a}"
+            if head + start != end or end + size > self.size:
+                raise self.damaged("it overlaps another, leaves a gap or reaches over the end")
+            tensors[name] = GGUFTensor(kind, shape, end, size)
+            end += -(-size // alignment) * alignment
+        self.at = "its end"
+        if end < self.size:
+            raise self.damaged(f"{self.size - end} bytes follow the tensors")
         return tensors
 
 

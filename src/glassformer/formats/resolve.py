@@ -108,7 +108,7 @@ def checkpoint_folder(folder: Path) -> Path:
     return folder
 
 
-def of_run(name: str | Path) -> str | None:
+def checkpoint_note(name: str | Path) -> str | None:
     """Which checkpoint of the run folder at ``name`` is meant, in words; None where it is not a run
     folder."""
     with contextlib.suppress(OSError):

@@ -6,26 +6,30 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
 from .. import families as recipes
 from ..core import config, files
 from ..core.checkpoints import tensors as tensorfiles
-from ..core.checkpoints.headers import INDEX, SINGLE, read_index
+from ..core.checkpoints.headers import INDEX, SINGLE, Shape, read_index
 from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.nn import Model
 from ..core.tokenizer.framing import target_start
 from ..families import sentences
+from ..families.names import Table
 from ..fast.quantized import QuantizedWeight
 from . import adapters, tuning, weights
 from . import quantized_weights as quantized
 from .checkpoint import FINGERPRINT, FORMAT, SOURCE, Checkpoint, scores
-from .tokenizer_forms import GENERATION, framed_json, settings
+from .generation_config import GENERATION
+from .tokenizer_saving import framed_json, settings
 
 if TYPE_CHECKING:
     from ..core.tokenizer import Tokenizer
@@ -195,7 +199,7 @@ def contents_of(
     return contents
 
 
-def _must_load(cfg: config.Model, state: Mapping[str, torch.Tensor] | None) -> None:
+def _must_load(cfg: config.Model, state: Mapping[str, Tensor] | None) -> None:
     """Refuse to save what could never be loaded: a config that no reader gives back, weights of
     another model."""
     try:
@@ -224,7 +228,7 @@ def _must_load(cfg: config.Model, state: Mapping[str, torch.Tensor] | None) -> N
 
 def _published(
     model: Model,
-    state: Mapping[str, torch.Tensor],
+    state: Mapping[str, Tensor],
     tokenizer: Tokenizer | None,
     layout: Layout | None,
     named: Mapping[str, Any],
@@ -256,9 +260,9 @@ def _published(
     table, published = recipe.names(model.config)
     bare = raw["architectures"][0] in recipe.bare
     paired = model.config.embed.segments > 1
-    pieces = weights.pieces(table, state, weights.shapes(published), bare)
+    tensors = tensors_to_write(table, state, weights.shapes(published), bare)
     return {
-        **tensorfiles.contents(pieces),
+        **tensorfiles.contents(tensors),
         **(sentences.files_of(beside, model.config.dim, model.prompts) if beside else {}),
         **({"tokenizer_config.json": settings(tokenizer, True)} if tokenizer and paired else {}),
         **({"tokenizer.json": framed_json(tokenizer)} if tokenizer and ends else {}),
@@ -266,7 +270,36 @@ def _published(
     }
 
 
-def _state(model: Model) -> dict[str, torch.Tensor]:
+def tensors_to_write(
+    table: Table,
+    params: Mapping[str, Tensor],
+    shapes: Mapping[str, Shape],
+    bare: bool = False,
+) -> Iterator[tensorfiles.PendingTensor]:
+    """Tensors to write for ``params``, by the names of their files; a name in ``shapes`` that they
+    lack is written as zeros.
+
+    ``bare`` leaves the table's prefix away.
+    """
+    dtype = next(iter(params.values())).dtype
+
+    def written(link: weights.Link, index: int) -> Tensor:
+        tensors = [
+            params[name].detach() if name in params else torch.zeros(shapes[name], dtype=dtype)
+            for name in link.param_names
+        ]
+        return link.save(tensors)[index]
+
+    for link in weights.links(table, shapes):
+        sketch = link.save([torch.empty(shapes[n], device="meta") for n in link.param_names])
+        link_dtype = params[link.param_names[0]].dtype if link.param_names[0] in params else dtype
+        for i, (name, meta_tensor) in enumerate(zip(link.file_names, sketch, strict=True)):
+            file_name = name.removeprefix(table.prefix) if bare else name
+            shape = tuple(meta_tensor.shape)
+            yield tensorfiles.PendingTensor(file_name, link_dtype, shape, partial(written, link, i))
+
+
+def _state(model: Model) -> dict[str, Tensor]:
     return {
         name.replace("_orig_mod.", ""): weight for name, weight in tuning.weights(model).items()
     }

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ..core.tokenizer.detokenizer import bytes_by_letter
 from ..core.tokenizer.tokenizer import LARGE, count_characters, worker
 from ..core.tokenizer.tokenizer_json import Spec, merges_by_rank, steps
-from ..core.tokenizer.vocabulary import bytes_by_letter
 from ..fast.threads import cores
 
 if TYPE_CHECKING:

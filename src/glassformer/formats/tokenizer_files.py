@@ -19,7 +19,8 @@ from ..core.tokenizer.tokenizer import EXTRA, Tokenizer
 from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, ids_of
 from . import byte_level, letters, sentencepiece, wordpiece
 from . import gguf_tokenizer as gguf
-from .tokenizer_forms import GENERATION, added_token, tokenizer_of
+from .generation_config import GENERATION
+from .tokenizer_forms import added_token, tokenizer_of
 from .wordpiece import flag
 
 FIX = "restore or fix the file"  # what to do about broken JSON

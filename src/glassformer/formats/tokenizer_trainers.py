@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, library_errors, nearest, need
 from ..core.tokenizer import Tokenizer
+from ..core.tokenizer.detokenizer import byte_alphabet, bytes_by_letter
 from ..core.tokenizer.tokenizer import open_library, reason
 from ..core.tokenizer.tokenizer_json import USUAL, Spec, make_spec
-from ..core.tokenizer.vocabulary import byte_alphabet, bytes_by_letter
 from . import sentencepiece, wordpiece
 from .byte_level import RankEncoding, byte_level, split
 from .tokenizer_forms import added_token, tokenizer_of

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..core import config, memory
 from ..core.checkpoints.headers import Shape, short
-from ..core.checkpoints.tensors import DTYPES, Files, PendingTensor
+from ..core.checkpoints.tensors import DTYPES, Files
 from ..core.errors import UserError, need
 from ..core.nn import Model, build_model
 from ..core.nn.finite import is_finite
@@ -449,32 +449,3 @@ def dtype_of(name: torch.dtype | str | None) -> torch.dtype | None:
             f'There is no dtype "{name}" for a model; give one of {", ".join(MODEL_DTYPES)}.'
         )
     return MODEL_DTYPES[name]
-
-
-# --------------------------------------------------------------------------------------- saving
-
-
-def pieces(
-    table: Table, params: Mapping[str, Tensor], shapes: Mapping[str, Shape], bare: bool = False
-) -> Iterator[PendingTensor]:
-    """Tensors to write for ``params``, by the names of their files; a name in ``shapes`` that they
-    lack is written as zeros.
-
-    ``bare`` leaves the table's prefix away.
-    """
-    dtype = next(iter(params.values())).dtype
-
-    def written(link: Link, index: int) -> Tensor:
-        tensors = [
-            params[name].detach() if name in params else torch.zeros(shapes[name], dtype=dtype)
-            for name in link.param_names
-        ]
-        return link.save(tensors)[index]
-
-    for link in links(table, shapes):
-        sketch = link.save([torch.empty(shapes[n], device="meta") for n in link.param_names])
-        link_dtype = params[link.param_names[0]].dtype if link.param_names[0] in params else dtype
-        for i, (name, meta_tensor) in enumerate(zip(link.file_names, sketch, strict=True)):
-            file_name = name.removeprefix(table.prefix) if bare else name
-            shape = tuple(meta_tensor.shape)
-            yield PendingTensor(file_name, link_dtype, shape, partial(written, link, i))

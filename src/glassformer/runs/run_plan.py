@@ -17,6 +17,7 @@ from ..core import config
 from ..core.config import serial
 from ..core.config.model import longer_hint
 from ..core.config.objective import Full, Objective
+from ..core.config.run import Muon
 from ..core.errors import UserError, nearest, need, note
 from ..core.tokenizer import Tokenizer
 from ..core.tokenizer import train as train_tokenizer
@@ -25,7 +26,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.data import find as find_corpus
 from ..formats.tokenizer_files import open as open_tokenizer
 from ..formats.tokenizer_trainers import DEFAULT_SIZE, END
-from ..scale.cost import FP32, TRAIN, Cost, cost
+from ..scale.cost import Cost, cost
 from ..tasks.example_table import ExampleTable
 from ..tasks.examples import read_examples
 from .run_config import Data, Examples, Run
@@ -163,14 +164,18 @@ class RunPlan:
     def cost(self) -> Cost:
         """The cost of a step's micro-batches."""
         train_config = self.settings.train
-        return cost(self.model, -(-train_config.batch // train_config.accumulate), self.context)
+        return replace(
+            cost(self.model, -(-train_config.batch // train_config.accumulate), self.context),
+            muon=isinstance(train_config.optimizer, Muon),
+            accumulated=train_config.accumulate > 1,
+        )
 
     def memory(self, dtype: str, frozen: int | None = None) -> int:
         """Bytes to train in ``dtype``; a weight that does not train has no gradient and no
         moments."""
         if frozen is None:
             frozen = 0 if isinstance(self.settings.train.tune, Full) else self.cost.total
-        return self.cost.train("bf16" if dtype == "bfloat16" else "fp32") - (TRAIN - FP32) * frozen
+        return self.cost.train("bf16" if dtype == "bfloat16" else "fp32", frozen)
 
     def check(self, model: config.Model) -> None:
         """UserError for an objective that does not fit the model, the kind of data or the

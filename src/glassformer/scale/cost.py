@@ -19,6 +19,12 @@ from ..core.memory import gibibytes
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 GROUP = 64  # quantized weights that share one two-byte scale
 FP32 = 4  # bytes a number
+LOGITS = 1 << 26  # that a loss holds at once (core/training/loss.py)
+SQUARES = 1 << 20  # numbers that a norm, or Muon, takes at once (core/training/optimizer.py)
+BLOCK = 128  # queries whose pattern a CPU keeps together (fast/cpu_blocks.py)
+BASE = 330 << 20
+"""Bytes that Python, PyTorch and the code of its kernels take by themselves after a first step on a
+CPU, as measured; about 100 MiB of them are files, which processes of one machine share."""
 # bytes a parameter while training: weight, gradient and AdamW's two moments, fp32 each
 TRAIN = 4 * FP32
 PARTS = ("embedding", "attention", "feedforward", "norms", "head")
@@ -44,11 +50,16 @@ def cost(model: config.Model, batch: int = 1, context: int | None = None) -> Cos
 @dataclass(frozen=True)
 class Cost:
     """Parameters, FLOPs and memory of a model at ``batch`` rows of ``context`` tokens; memory in
-    bytes."""
+    bytes.
+
+    ``muon``: matrices train with one moment; ``accumulated``: a step has several micro-batches.
+    """
 
     model: config.Model
     batch: int
     context: int
+    muon: bool = False
+    accumulated: bool = False
 
     # -------------------------------------------------------------------------- parameters
 
@@ -198,11 +209,11 @@ class Cost:
         return self._kv_width(attention)
 
     def activations(self, dtype: str = "fp32") -> int:
-        """An estimate of what the forward pass keeps for the backward pass, logits aside, in
-        bytes."""
+        """Bytes that the forward pass keeps for the backward pass on a CPU, logits aside."""
+        width = int(BYTES[dtype])
         stacks = config.stacks(self.model).values()
         numbers = sum(
-            self._saved_activations(stack, stack.block(i))
+            self._saved_activations(stack, stack.block(i), width)
             for stack in stacks
             for i in range(stack.depth)
         )
@@ -210,47 +221,89 @@ class Cost:
             recurrent.saved_activations(self.model.dim, self.context)
             for recurrent in config.recurrent(self.model).values()
         )
-        return int(self.batch * self.context * (numbers + 2 * self.model.dim) * BYTES[dtype])
+        return int(self.batch * self.context * (numbers + 2 * self.model.dim) * width)
 
-    def _saved_activations(self, stack: config.Stack, block: config.Block) -> int:
+    def _saved_activations(self, stack: config.Stack, block: config.Block, width: int) -> float:
         """Numbers a token that one block keeps: what each of its operations needs to go back."""
         C = self.model.dim
         normed = 2 * C if block.norm else 0  # at unit size or as it was, and with the gain
         looks = sum(
-            normed + self._mixer_activations(stack, mixer)
+            normed + self._mixer_activations(stack, mixer, width)
             for mixer in (block.attention, block.cross)
             if mixer is not None
         )
-        thought = 0
+        thought = 0.0
         if block.feedforward is not None:
-            thought = (
-                normed + _saved_activations(block.feedforward, C) + (C // 4 if stack.dropout else 0)
-            )
+            dropped = C / width if stack.dropout else 0  # a byte each
+            thought = normed + _saved_activations(block.feedforward, C) + dropped
         return looks + thought
 
-    def _mixer_activations(self, stack: config.Stack, attention: Any) -> int:
+    def _mixer_activations(self, stack: config.Stack, attention: Any, width: int) -> float:
         """Numbers a token that a token mixer keeps."""
-        C = self.model.dim
+        C, T = self.model.dim, self.context
         if not isinstance(attention, config.Attention):
             return _saved_activations(attention, C, stack.causal, stack.dropout)
         q = attention.heads * attention.width(C)
         wide: int = getattr(attention, "value_heads", 1)
         kv = self._kv_width(attention)
         # queries, keys, values and what came of them; of wide ones their narrow form as well
-        attended = wide * (4 * q + kv) - 2 * q
+        attended: float = wide * (4 * q + kv) - 2 * q
         if attention.qk_norm is not None:
             attended += q + kv // 2
-        # the patterns too, and what survived, a byte each; beyond 1,024 keys as autograd keeps it
         if stack.dropout:
-            attended += (
-                C // 4 + attention.heads * self.context * (5 if self.context <= 1024 else 12) // 4
-            )
+            attended += C / width
+        # with dropout or in bf16 the patterns too, and a byte for what dropout left of each: in
+        # blocks of queries up to 1,024 keys, beyond with dropout as autograd keeps it
+        if T <= 1024 and (stack.dropout or width < FP32):
+            keys = (T + min(T, BLOCK)) / 2 if stack.causal else T
+            attended += 2 * q - kv  # each head has keys and values of its own there
+            attended += attention.heads * keys * (1 + bool(stack.dropout) / width)
+        elif stack.dropout:
+            attended += attention.heads * T * 3
         return attended
 
-    def train(self, dtype: str = "fp32") -> int:
-        """Bytes to train at this batch and context: fp32 weights, gradients and AdamW, activations
-        in ``dtype``."""
-        return self.total * TRAIN + self.activations(dtype)
+    def logits(self, dtype: str = "fp32") -> int:
+        """Bytes of the logits, which become their gradient in place, and of the gradients that they
+        give the hidden states and the head's table."""
+        head = self.model.head
+        if head is None:
+            return 0
+        tokens, vocab = self.batch * self.context, self.model.embed.vocab
+        width = head.width or self.model.dim
+        numbers = min(tokens * vocab, LOGITS) + (tokens + vocab) * width
+        return int(numbers * BYTES[dtype])
+
+    def pattern_block(self, dtype: str) -> int:
+        """Bytes of the patterns of one block of queries, whose gradient goes through them."""
+        heads = [
+            attention.heads
+            for stack, attention, _ in _attention_layers(self.model)
+            if self.context <= 1024 and (stack.dropout or dtype != "fp32")
+        ]
+        queries = min(self.context, BLOCK)
+        return int(self.batch * max(heads, default=0) * queries * self.context * BYTES[dtype])
+
+    def train(self, dtype: str = "fp32", frozen: int = 0) -> int:
+        """Bytes to train at this batch and context, beside ``BASE``: fp32 weights, gradients and
+        moments, activations in ``dtype``; ``frozen`` weights have no gradient and no moments.
+
+        The gradient takes the place of the activations as the backward pass frees them, so that a
+        step holds the most where this pass begins or where it ends.
+        """
+        gradient, ahead, stack = FP32 * (self.total - frozen), 0, 0
+        if self.muon and not frozen:
+            # it has one moment of a block's matrices, looks one gradient ahead, and works on a
+            # stack of matrices of a size in bf16, four copies of it
+            matrices = [n for path, (m, n) in self.sizes.items() if m and ".blocks." in path]
+            ahead = FP32 * sum(matrices)
+            stack = max((min(n * matrices.count(n), max(n, SQUARES)) for n in matrices), default=0)
+        copy = 0 if dtype == "fp32" else int(self.total * BYTES[dtype])  # that both passes use
+        begins = self.activations(dtype) + gradient * self.accumulated
+        begins += max(self.logits(dtype), 2 * self.pattern_block(dtype))
+        # numbers whose norm is taken are in fp64, and so are their squares
+        squares = min(SQUARES, max(n for _, n in self.sizes.values()), gradient // FP32)
+        state = FP32 * self.total + copy + 2 * gradient - ahead
+        return state + max(begins, gradient + max(ahead + 8 * stack, 16 * squares))
 
     def run(self, dtype: str = "bf16") -> int:
         """Bytes to generate at this batch and context: weights in ``dtype``, the cache in fp32 or

@@ -15,14 +15,10 @@ from typing import Any
 
 from ..core import config
 from ..core.memory import gibibytes
-from .cost import FP32, TRAIN, Cost
+from .cost import BASE, FP32, LOGITS, TRAIN, Cost
 from .parallel import AXES, Parallel
 
 HALF = 2  # bytes a number in bf16
-LOGITS = 1 << 26  # that a loss holds at once (core/training/loss.py)
-BASE = 330 << 20
-"""Bytes that Python, PyTorch and the code of its kernels take by themselves after a first step on a
-CPU, as measured; about 100 MiB of them are files, which processes of one machine share."""
 EXPERT_WEIGHTS = re.compile(r"\.ffn\.(gate|up|down)(_bias)?$")
 """The weights of a mixture's experts, which the expert axis shares out."""
 
@@ -110,6 +106,9 @@ class Layout:
         """
         if self.stages:
             return max(stage.memory for stage in self.stages)
+        if self.parallel.size(*AXES) == 1:
+            alone = replace(self.cost, muon=self.muon, accumulated=self.accumulate > 1)
+            return alone.train(self.dtype)
         *blocks, outside = self.groups
         width = HALF if self.dtype == "bf16" else FP32
         tokens = self.cost.batch * -(-self.cost.context // self.parallel.context)
@@ -125,8 +124,6 @@ class Layout:
             # it is borrowed
             logits = 0 if after > 1 else logits + 2 * FP32 * model.embed.vocab * model.dim * tied
         resident = -(-self.numbers * TRAIN // self.shards) + activations
-        if self.parallel.size(*AXES) == 1:
-            return resident + logits
         coming = max(max(blocks, default=0) * (5 * width + 2 * FP32), outside * (width + FP32))
         return resident + 2 * outside * width + max(logits, coming)
 

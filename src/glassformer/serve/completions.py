@@ -196,7 +196,8 @@ class Choice:
 
     id_prefix = object_type = chunk_type = ""
     is_slow = False  # the next chunk scores a whole prompt
-    around: tuple[str, str] | None = None  # of the text, in a plain chunk's event
+    # what stands before and after the text in a plain chunk's event, once one was written
+    around: tuple[str, str] | None = None
     top = 0  # candidates that are written beside each token
     reasoning_tokens = 0  # until now
     is_plain = True  # each piece of text is answered as it comes

@@ -8,8 +8,10 @@ table a tokenizer.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,11 @@ TOKEN_SECONDS = 0.01
 # while it owes more than two requests may take, its next masks are refused.
 CLIENT_SHARE = 0.25
 _paid_at: dict[str, float] = {}  # by client, of those that owe something
+COMPILE_SECONDS = 20.0  # a grammar's compiling has so long; nothing can end it
+_compiling = set[str]()  # clients with one that was given up and goes on
+# bytes of address space: llguidance follows rules by recursion, and a full stack ends the process
+STACK = 1 << 29
+_stack_lock = threading.Lock()
 # or a small model writes nothing else
 SPACES: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
 ENFORCED_KEYWORDS = """
@@ -57,18 +64,16 @@ def guide_factory(
     for unsupported grammars."""
     from llguidance import LLMatcher, LLParserLimits
 
-    first = LLMatcher(
-        _table(tokenizer),
-        _grammar(kind, source),
-        log_level=0,
-        limits=LLParserLimits(
-            initial_lexer_fuel=500_000,
-            max_grammar_size=200_000,
-            max_lexer_states=50_000,
-            max_items_in_row=50_000,  # 1,500 optional properties are 6,000; an alternative is one
-            step_max_items=50_000,
-        ),
+    limits = LLParserLimits(
+        # a pattern of 7,000 optional letters, whose mask takes 1.7 s; the time grows by the square
+        initial_lexer_fuel=50_000,
+        max_grammar_size=200_000,
+        max_lexer_states=50_000,
+        max_items_in_row=50_000,  # 1,500 optional properties are 6,000; an alternative is one
+        step_max_items=50_000,
     )
+    table, text = _table(tokenizer), _grammar(kind, source)
+    first = _compiled(lambda: LLMatcher(table, text, log_level=0, limits=limits), client)
     name = {"json": "JSON schema", "regex": "regular expression"}.get(kind, "grammar")
     problem = first.get_error() or "; ".join(first.get_grammar_warnings())
     refuse(
@@ -77,6 +82,36 @@ def guide_factory(
         code="bad_grammar",
     )
     return guides(first, vocab, client)
+
+
+def _compiled(compile: Callable[[], Any], client: str) -> Any:
+    """Runs ``compile`` in a thread with a stack of its own. Raises HttpError 400 where it takes too
+    long, and QueueFull as long as one of the ``client`` that did goes on."""
+    if client in _compiling:
+        raise QueueFull("A grammar of this client is still being compiled; send this later.")
+    matcher = Future[Any]()
+
+    def work() -> None:
+        try:
+            matcher.set_result(compile())
+        except BaseException as error:
+            matcher.set_exception(error)
+        _compiling.discard(client)
+
+    with _stack_lock:
+        usual = threading.stack_size(STACK)
+        try:
+            threading.Thread(target=work, name="glassformer-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
+    try:
+        return matcher.result(COMPILE_SECONDS)
+    except TimeoutError:
+        _compiling.add(client)
+        if matcher.done():  # meanwhile
+            _compiling.discard(client)
+        message = "The grammar takes too long to compile; give a smaller one, with fewer patterns."
+        raise HttpError(400, message, code="bad_grammar") from None
 
 
 def guides(first: Any, vocab: int, client: str = "") -> Callable[[], Guide]:

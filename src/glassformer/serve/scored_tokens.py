@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..core.generation.decode_loop import Likely
+from ..core.generation.sample import Likely
 from ..core.tokenizer import Tokenizer
 from .engine import Event
 

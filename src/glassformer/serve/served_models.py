@@ -330,7 +330,7 @@ class Context:
         tally.model = id
         tally.prompt_tokens += sum(len(handle.request.tokens) for handle in handles)
         numbers = {handle: number for number, handle in enumerate(handles)}
-        clock = self._account(handles, results)
+        stop_account = self._account(handles, results)
         try:
             async for handle, event in handles[0].channel:
                 now = time.monotonic()
@@ -363,7 +363,7 @@ class Context:
             going = [handle for handle in handles if not handle.exhausted]
             metrics.request_success.labels(id, "abort").inc(len(going))
             cancel(going)
-            clock()
+            stop_account()
 
     def _account(
         self, handles: Sequence[RequestHandle], results: Sequence[Sequence[Event]]
@@ -375,21 +375,22 @@ class Context:
         size = EVENT_BYTES + SCORE_BYTES * top
         loop = asyncio.get_running_loop()
         size_counted = 0
-        clock = loop.call_later(ACCOUNT_SECONDS, lambda: count())
+        timer: Any  # of the next count
 
         def count() -> None:
-            nonlocal size_counted, clock
-            clock = loop.call_later(ACCOUNT_SECONDS, count)
+            nonlocal size_counted, timer
+            timer = loop.call_later(ACCOUNT_SECONDS, count)
             now = size * (channel.unread + sum(map(len, results)))
             try:
                 self.hold(now - size_counted)
                 size_counted = now
             except HttpError as error:
-                clock.cancel()
+                timer.cancel()
                 cancel(handles)
                 channel.fail(handles[0], error)
 
-        return lambda: clock.cancel()
+        timer = loop.call_later(ACCOUNT_SECONDS, count)
+        return lambda: timer.cancel()
 
     async def results(self, handles: Sequence[RequestHandle]) -> list[list[Event]]:
         """Events of each request. Raises ClientDisconnected."""

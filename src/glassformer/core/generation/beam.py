@@ -20,7 +20,7 @@ from ..errors import need
 from ..nn import Model
 from ..nn.finite import must_be_finite
 from ..nn.hooks import ModelEdit, edited
-from .decode_loop import Finish
+from ..tokenizer.detokenizer import Finish
 from .generating import starts_and_sources
 from .prompt import Prompt, Start, end_tokens
 from .session import Session

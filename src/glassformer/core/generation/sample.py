@@ -11,11 +11,14 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..errors import need
+
+Likely: TypeAlias = Sequence[tuple[int, float]]  # tokens, each with its log-probability
 
 
 @dataclass(frozen=True)

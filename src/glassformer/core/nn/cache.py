@@ -3,10 +3,10 @@
     Cache -- layers: (KV or MixerState, CrossKV) per block          what is kept
           `- slots: one Slots per lookback (full, window) where it is kept, shared by all its layers
 
-Full attention keeps every column, in buffers that double when they are full, and so does a window
-longer than the context; a shorter one keeps a ring of its own size, in which position p lies in
-slot p mod size. Masks are functions of the positions in the slots, so padding, rings and chunks of
-any size need no case of their own.
+Full attention keeps every column, in buffers that double when they are full. A window keeps a ring
+of its own size, in which position p lies in slot p mod size. If one window is longer than the
+context, every layer keeps every column. Masks are functions of the positions in the slots, so
+padding, rings and chunks of any size need no case of their own.
 
 B batch, T new tokens, S kept tokens, K key-value heads, D head dim.
 """
@@ -23,7 +23,7 @@ from .. import config
 from ..errors import UserError
 from .flow import Flow
 
-# tokens of a window, above which its layers keep what comes as full attention does
+# tokens of a window, above which all layers keep what comes as full attention does
 LONGEST_RING = 1 << 16
 
 
@@ -58,7 +58,7 @@ class Slots:
 
     def __init__(self, ring: int | None) -> None:
         self.ring = ring
-        self.filled = 0  # columns in use, empty ones of padding included
+        self.filled = 0  # columns that came, padding too; in a ring those overwritten as well
         self.capacity = ring or 0
         # (B or 1, capacity) or, in a ring, (B or 1, capacity + 1): the last is a bin
         self.pos = torch.empty(0)

@@ -23,9 +23,9 @@ class Mask:
     """The queries' and keys' positions and documents, and the rules between them.
 
     ``contiguous``: no padding, no documents, and the keys are 0..S-1 with the queries the last T of
-    them. A window's full ring holds later positions, and in another order: it has no more keys than
-    the window for one query, which sees them all, and more for several, for which ``dense`` asks
-    the positions.
+    them. Only a window's ring that has gone round differs: its keys are later positions in another
+    order. One query sees all of them, for they are no more than the window. Several queries meet
+    more keys than the window, so there is no fast path and ``dense`` reads the positions.
     """
 
     def __init__(

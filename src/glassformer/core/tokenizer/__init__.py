@@ -9,10 +9,10 @@ from .. import registry
 from ..files import lazily
 
 if TYPE_CHECKING:
+    from .detokenizer import Stream
     from .tokenizer import Tokenizer
-    from .vocabulary import Stream
 
-_HOME = {"Stream": ".vocabulary", "Tokenizer": ".tokenizer"}
+_HOME = {"Stream": ".detokenizer", "Tokenizer": ".tokenizer"}
 __all__ = ["Stream", "Tokenizer", "train"]
 __getattr__, __dir__ = lazily(__name__, _HOME)
 

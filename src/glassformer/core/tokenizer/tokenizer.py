@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from .. import registry
 from ..errors import UserError, library_errors, need
 from . import tokenizer_json
+from .detokenizer import Vocabulary, byte_alphabet
 from .tokenizer_json import ByRank, Roles, Spec, byte_decoder, ids_of, make_spec, steps
-from .vocabulary import Vocabulary, byte_alphabet
 
 if TYPE_CHECKING:
     import tokenizers
@@ -289,7 +289,7 @@ class Tokenizer(Vocabulary):
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json as `transformers` opens them."""
-        (room,) = registry.load("tokenizer_files")  # formats/tokenizer_forms.py
+        (room,) = registry.load("tokenizer_files")  # formats/tokenizer_saving.py
         room.save(self, Path(folder))
 
 

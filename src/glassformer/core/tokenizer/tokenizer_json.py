@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import UserError, library_errors
-from .vocabulary import ByteDecoder, byte_level
+from .detokenizer import ByteDecoder, byte_level
 
 if TYPE_CHECKING:
     import tokenizers

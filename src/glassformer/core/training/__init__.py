@@ -2,7 +2,7 @@
 
 loop optimizer loss                            one step
 causal                                         what is learned: the next token
-batches shards                                 batches
+batches shards micro_batches                   batches
 """
 
 # ruff: noqa: F401

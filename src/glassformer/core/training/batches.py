@@ -1,7 +1,7 @@
 """Batches: documents packed end to end into rows, in an order that is a function of the seed alone.
 
     stream    d d d | e e e e e | f f f f f f ...      documents end to end, borders known
-    targets   cut into stretches of `context`, from a new offset each epoch: each token is a target once
+    targets   cut into stretches of `context`, from a new offset each epoch: each token is a target once (see `Batches`)
     rows      a stretch and the tokens before it, `context` long; the order of rows is a permutation by seed and epoch
 
 Shapes: B rows of a batch, T context, N tokens of a corpus.
@@ -207,10 +207,10 @@ class _Cursor:
 class Batches(Iterator[Batch]):
     """An endless iterator of training batches over one corpus, or several mixed by weight.
 
-    Each epoch every token is a target exactly once, in a new order with new row borders; a
-    mixture's weights are shares of the rows, kept to within one row at any time. Which rows come is
-    a function of (seed, epoch, index) alone, so ``state()`` is a few numbers. Raises UserError for
-    a corpus shorter than one context.
+    Each epoch every token that has a predecessor in its document is a target exactly once, in a new
+    order with new row borders. A mixture's weights are shares of the rows, kept to within one row at
+    any time. Which rows come is a function of (seed, epoch, index) alone, so ``state()`` is a few
+    numbers. Raises UserError for a corpus shorter than one context.
     """
 
     def __init__(

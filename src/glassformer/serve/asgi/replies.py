@@ -130,9 +130,6 @@ def http_error(error: BaseException, request_id: str | None) -> HttpError:
         status, code = getattr(error, "http_status", (400, None))
         headers = {"retry-after": "1"} if status in (429, 503) else None
         return HttpError(status, str(error), code=code, headers=headers)
-    if isinstance(error, MemoryError) or "memory" in str(error):
-        message = "There was not enough memory for this; take a shorter text or a smaller model."
-        return HttpError(500, message, code="out_of_memory")
     lines = "".join(traceback.format_exception(error))
     place = "its terminal says where"
     if request_id is None:
@@ -140,6 +137,9 @@ def http_error(error: BaseException, request_id: str | None) -> HttpError:
     else:
         log_line({"id": request_id, "error": type(error).__name__, "traceback": lines})
         place = f"its log says where, at {request_id}"
+    if isinstance(error, MemoryError | RuntimeError) and "memory" in repr(error).lower():
+        message = "There was not enough memory for this; take a shorter text or a smaller model."
+        return HttpError(500, message, code="out_of_memory")
     return HttpError(500, f"The server made a mistake ({type(error).__name__}); {place}.")
 
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from ...core.generation.decode_loop import Likely
+from ...core.generation.sample import Likely
 from .recording import RecordedValues
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]

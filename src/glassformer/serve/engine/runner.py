@@ -21,7 +21,8 @@ from ...core.generation.sample import likeliest, log_probability
 from ...core.nn import Cache, EncoderDecoder, Memory, Model, Output
 from ...core.nn.model import inference
 from ...fast.kernels import PAGE
-from ...fast.paged import PackedTape, PackedTexts, PagedCache
+from ...fast.packed_tape import PackedTape
+from ...fast.paged import PackedTexts, PagedCache
 from .results import TokenLogprob
 from .scheduler import Windows
 from .sequence import Sequence, SequenceChunk

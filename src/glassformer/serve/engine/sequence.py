@@ -29,8 +29,8 @@ from torch import Tensor
 
 from ...core.errors import UserError, must_be_known, need
 from ...core.generation.beam import Hypothesis, check_beams
-from ...core.generation.decode_loop import Continuation, Likely
 from ...core.generation.sample import (
+    Likely,
     Sampling,
     choose,
     likeliest,
@@ -39,6 +39,7 @@ from ...core.generation.sample import (
     token_mask,
 )
 from ...core.nn.hooks import ModelEdit
+from ...core.tokenizer.detokenizer import Continuation
 from .recording import Look, RecordedValues, concatenate
 from .results import Completion, Event, FinishReason, Result, TokenLogprob, Usage
 

@@ -146,7 +146,9 @@ class Trainings:
             folder = saved[int(step)]
             title = f"{path.resolve().name} at step {int(step):,}"
         with self._lock:
-            if id not in self._entries:
+            # a new folder can take over the name of another
+            if id not in self._entries or self._entries[id].name != folder:
+                self._entries.pop(id, None)
                 with contextlib.suppress(UserError):
                     self._entries[id] = ModelEntry(
                         id, folder, title, self.models.dtype, self.models.device

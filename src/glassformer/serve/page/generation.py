@@ -26,6 +26,7 @@ from .fields import (
 from .models import Loaded, Models
 
 TOP = 10
+MOST_OPEN = 16  # tokenizers in memory; a training's checkpoints have one each
 
 
 def generate(
@@ -168,7 +169,6 @@ class Tokenizers:
     def __init__(self, models: Models) -> None:
         self.models = models
         self._open: dict[str, Any] = {}
-        self._tracers: dict[int, Any] = {}  # by the tokenizer that each follows
 
     def listing(self, fields: PageFields, check: CancelCheck) -> list[JsonObject]:
         """Lists tokenizers without opening them; a missing one comes with the command that
@@ -212,6 +212,8 @@ class Tokenizers:
         tokenizer = self._open.get(key) or load()
         if tokenizer is None:
             raise not_found(message)
+        for old in (key, *[*self._open][:-MOST_OPEN]):
+            self._open.pop(old, None)
         self._open[key] = tokenizer
         return tokenizer
 
@@ -258,7 +260,7 @@ class Tokenizers:
         ids = tokenizer.encode(fields.text)
         offset = 0
         within("at", fields.at, 0, len(ids) - 1)
-        tracer = self._tracers.setdefault(id(tokenizer), Tracer(tokenizer, 2))
+        tracer = Tracer(tokenizer, 2)
         for word in tokenizer.words(fields.text):
             segmentation = tracer(word)
             if list(segmentation.ids) != ids[offset : offset + len(segmentation.ids)]:

@@ -80,6 +80,7 @@ class Loaded:
         self.lock = FairLock()
         dtypes = (str(weight.dtype) for weight in model.parameters())
         self.dtype = next(dtypes, "torch.float32").removeprefix("torch.")
+        self.bytes: int = sum(weight.nbytes for weight in model.parameters())
         self.digest = digest(model, tokenizer)
 
     @classmethod
@@ -211,14 +212,15 @@ class ModelEntry:
         with self.lock.acquire(check):
             checkpoint = Checkpoint.open(self.name)
             new_stamp = file_stamp(checkpoint)
-            if self.loaded is None or new_stamp != self.stamp:
+            loaded = self.loaded  # which another thread may take out meanwhile
+            if loaded is None or new_stamp != self.stamp:
                 self.checkpoint = checkpoint
                 if new_stamp != self.stamp:
                     self.heads = None
-                self.loaded = None
-                self.loaded = Loaded.of(checkpoint, self.dtype, self.device)
+                loaded = self.loaded = None
+                loaded = self.loaded = Loaded.of(checkpoint, self.dtype, self.device)
                 self.stamp = new_stamp
-            return self.loaded
+            return loaded
 
     def has_tokenizer(self) -> bool:
         return self.checkpoint.folder is not None and has_tokenizer(self.checkpoint.folder)
@@ -235,6 +237,7 @@ class ModelEntry:
     def card(self) -> JsonObject:
         """Description of the model from its config, without loading it."""
         facts = card(self.checkpoint.config)
+        loaded = self.loaded
         with suppress(UserError):  # of a folder whose files are broken
             facts["abilities"]["chat"] = self.chat_template() is not None
         return {
@@ -242,8 +245,8 @@ class ModelEntry:
             "title": self.title,
             **facts,
             "labels": list(self.checkpoint.labels),
-            "dtype": None if self.loaded is None else self.loaded.dtype,
-            "loaded": self.loaded is not None,
+            "dtype": None if loaded is None else loaded.dtype,
+            "loaded": loaded is not None,
         }
 
 

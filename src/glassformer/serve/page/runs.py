@@ -17,7 +17,7 @@ from .models import Loaded, ModelEntry, Models
 if TYPE_CHECKING:
     from ...sight.recording.module_trace import ModuleTrace
 
-MAX_BYTES = 1 << 30  # bytes of all traces
+MAX_BYTES = 1 << 30  # bytes of all traces, and of models that are in memory for them alone
 # of answers: another number makes other ids, so that no browser takes what it kept for the new
 FORMAT = 1
 
@@ -31,6 +31,7 @@ class CachedTrace:
     """
 
     id: str
+    entry: ModelEntry
     loaded: Loaded
     trace: ModuleTrace
     answer: JsonObject
@@ -78,10 +79,13 @@ class TraceCache:
         with self._lock:
             self._runs[run.id] = run
             self._runs.move_to_end(run.id)
-            total_bytes = sum(run.bytes for run in self._runs.values())
-            while total_bytes > self.max_bytes and len(self._runs) > 1:
-                _, oldest = self._runs.popitem(last=False)
-                total_bytes -= oldest.bytes
+            while self._bytes() > self.max_bytes and len(self._runs) > 1:
+                self._runs.popitem(last=False)
+
+    def _bytes(self) -> int:
+        runs = self._runs.values()
+        models = {run.loaded for run in runs if run.entry.loaded is not run.loaded}
+        return sum(run.bytes for run in runs) + sum(model.bytes for model in models)
 
     def make(self, fields: RunFields, check: CancelCheck = lambda: None) -> JsonObject:
         """Returns the run of a text, cached or new. Raises UserError for invalid input."""
@@ -157,7 +161,7 @@ class TraceCache:
             "edits": list(map(repr, read_args["edits"])),
             "check": {"captured_vs_fast_max_abs": None},
         }
-        run = CachedTrace(id, loaded, trace, answer, tokens, read_args)
+        run = CachedTrace(id, entry, loaded, trace, answer, tokens, read_args)
         self.add(run)
         return run
 

@@ -38,7 +38,7 @@ KEEP = 512 << 20
 is asked for."""
 
 
-SIDES = {
+PLACES = {
     "T": "token",
     "S": "key",
     "V": "word",
@@ -48,7 +48,7 @@ SIDES = {
     "L": "label",
     "k": "choice",
     "F": "neuron",
-}
+}  # what a place along a side is called
 
 
 class ModuleTrace(Caused):
@@ -254,7 +254,7 @@ class ModuleTrace(Caused):
                 # a side may have more places than tokens: a sink
                 words = display_texts(reader, [place] if axis == "V" else ids[place : place + 1])
             names.append(
-                " ".join((SIDES.get(axis, "dimension"), str(place), *map('"{}"'.format, words)))
+                " ".join((PLACES.get(axis, "dimension"), str(place), *map('"{}"'.format, words)))
             )
         return ", ".join(names)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...core.tokenizer.vocabulary import byte_level
+from ...core.tokenizer.detokenizer import byte_level
 from ..labels import printed
 from .segmentation import Match, Merge, Path, WordTrace
 

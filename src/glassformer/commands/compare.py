@@ -269,7 +269,8 @@ def table_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     standard deviation over seeds where there are several."""
     rows = []
     for result in sorted(results, key=lambda result: result["valid"]["loss"]):
-        row, spread = {"run": result["name"]}, dict(table_figures(result.get("spread", {})))
+        row = {"run": result["name"]}
+        spread = dict(table_figures(result.get("spread", {})))
         for name, figure in table_figures(result):
             plain = name.startswith("valid") and name != "valid accuracy"
             show = "{:.4f}".format if plain else format_number

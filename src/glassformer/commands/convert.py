@@ -197,7 +197,9 @@ def _gguf_name(model: str, opened: Any) -> str:
         return gguf.name(opened.folder)
     folder = Path(model).expanduser()
     path = folder.resolve() if folder.is_dir() else folder
-    return f"{path.parent.name}-{path.name}" if path.name.startswith("step-") else path.name
+    if path.name.startswith("step-"):
+        return f"{path.parent.name}-{path.name}"
+    return path.name
 
 
 def _check_vocabulary(tokenizer: Any, name: str | None, model: Any) -> None:

@@ -148,7 +148,9 @@ def conversations(
     tokenizer = pretrained.find(folder)  # type: ignore[arg-type]
     objective.prepare_tokenizer(tokenizer)
     compiled = answer_weights.template_of(tokenizer, objective.date)
-    records, lines, texts = list[dict[str, Any]](), list[str](), 0
+    records = list[dict[str, Any]]()
+    lines = list[str]()
+    texts = 0
     tokens, counted = list[int](), 0
     for number, example in enumerate(table):
         for side, documents in enumerate(answer_weights.weighted(compiled, table.name, example)):
@@ -202,14 +204,18 @@ def rollouts(
     sampler, rollout = objective.rollout(loaded, prompts, context, True)
     with torch.no_grad():
         logs, _ = sampler.score(loaded, rollout.texts, rollout.since, sampler.exact)
-    ratio, advantage = (logs - rollout.drawn).exp(), rollout.advantages[rollout.answer]
+    ratio = (logs - rollout.drawn).exp()
+    advantage = rollout.advantages[rollout.answer]
     clipped = objective.is_clipped(ratio, advantage)
     facts = (x.tolist() for x in (rollout.drawn, logs, ratio, advantage, clipped))
-    tokens_of, records, lines = zip(*facts, strict=True), list[dict[str, Any]](), list[str]()
+    tokens_of = zip(*facts, strict=True)
+    records = list[dict[str, Any]]()
+    lines = list[str]()
     headings = ("drawn", "training", "ratio", "advantage", "clipped", "token")
     for number, text in enumerate(rollout.texts):
         at, answer = divmod(number, objective.group)
-        ids, value = text[rollout.since[number] :], float(rollout.rewards[number])
+        ids = text[rollout.since[number] :]
+        value = float(rollout.rewards[number])
         tokens = [*itertools.islice(tokens_of, len(ids))]
         cells = [
             (*(f"{x:.6g}" for x in row[:4]), "yes" if row[4] else "no", piece)

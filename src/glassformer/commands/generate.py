@@ -207,7 +207,9 @@ def write_continuations(
         "bits": sorted({weight.quantized_data.bits for weight in quantized(model).values()}),
         "tokenizer": tokenizer.fingerprint,
     }
-    samples, equals, requests = job["samples"], Counter[tuple[int, ...]](), []
+    samples = job["samples"]
+    equals = Counter[tuple[int, ...]]()
+    requests = []
     absent: Any = [None] * len(starts)
     for start, source in zip(starts, sources or absent, strict=True):
         prompt = tuple(source or start)

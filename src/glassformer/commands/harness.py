@@ -92,7 +92,8 @@ def harness_model(
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
             written = []
             for done, request in enumerate(requests, start=1):
-                prompt, settings = request.args[0], normalize_gen_kwargs(request.args[1])
+                prompt = request.args[0]
+                settings = normalize_gen_kwargs(request.args[1])
                 room = max(1, self.max_length - settings["max_gen_toks"])
                 output = generation.generate(
                     model,

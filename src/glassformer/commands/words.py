@@ -253,7 +253,8 @@ def learn_labels(
     start, busy = time.perf_counter(), time.process_time()
     learned = bag.BagClassifier([e.first for e in learn], [int(e.label or 0) for e in learn], weigh)
     clocks = {"seconds": time.perf_counter() - start, "processor": time.process_time() - busy}
-    texts, right = [e.first for e in held_out], [int(e.label or 0) for e in held_out]
+    texts = [e.first for e in held_out]
+    right = [int(e.label or 0) for e in held_out]
     figures = {
         "loss": learned.loss(texts, right),
         **metrics.of_labels(learned.predict(texts), right),

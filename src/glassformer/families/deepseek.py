@@ -29,7 +29,9 @@ from .routed import RoutedMoE
 
 def stretch(factor: float, mscale: float) -> float:
     """The size that a YaRN of ``factor`` gives to what turns (Peng et al. 2023, section 3.4)."""
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+    if factor > 1:
+        return 0.1 * mscale * math.log(factor) + 1.0
+    return 1.0
 
 
 # ---------------------------------------------------------------------------------- config.json, in

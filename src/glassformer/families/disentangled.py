@@ -44,8 +44,10 @@ class DisentangledAttention(config.Attention):
         content = super().shapes(dim, *place)
         if not self.key_bias:
             del content["k.bias"]
-        width, apart = self.heads * self.width(dim), not self.shared
-        keys, queries = linear(dim, width, self.key_bias), linear(dim, width)
+        width = self.heads * self.width(dim)
+        apart = not self.shared
+        keys = linear(dim, width, self.key_bias)
+        queries = linear(dim, width)
         return content | join(
             pos_k=keys if apart and self.content_to_position else {},
             pos_q=queries if apart and self.position_to_content else {},

@@ -63,7 +63,8 @@ def tied_head(raw: ConfigReader, model: Encoder, act: Activation | None = None) 
     the embeddings' width, and is tied to them unless the file says otherwise."""
     body = stack(model)
     act = act or getattr(first_block(model).feedforward, "act", None)
-    norm, tied = body.first_norm or body.last_norm, raw.flag("tie_word_embeddings", True)
+    norm = body.first_norm or body.last_norm
+    tied = raw.flag("tie_word_embeddings", True)
     return Head(tied, bias=True, transform=act, norm=norm, width=model.embed.dim)
 
 

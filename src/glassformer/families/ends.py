@@ -54,7 +54,9 @@ def read_ends(raw: ConfigReader, model: Any, eos: int | None, headless: bool) ->
     ``eos`` ends a text where the file does not say; ``headless``: the files of a bare model may
     hold no head.
     """
-    kind, pair, is_decoder = head_of(raw), model.has_source, isinstance(model, Decoder)
+    kind = head_of(raw)
+    pair = model.has_source
+    is_decoder = isinstance(model, Decoder)
     usual = raw.number("hidden_dropout", 0.1, most=0.99) if is_decoder else 0.0
     dropout = raw.number("classifier_dropout", usual, most=0.99)
     ends: Settings = {}
@@ -95,7 +97,9 @@ def write_ends(raw: Settings, model: Any, names: tuple[str, ...]) -> Settings:
 
     Raises UserError where none is of this end.
     """
-    kind, head, added = head_name(model), model.token_head or model.pool, Settings()
+    kind = head_name(model)
+    head = model.token_head or model.pool
+    added = Settings()
     fitting = [name for name in names if name.endswith(f"For{kind}" if kind else "Model")]
     need(bool(fitting), f"Its family has no class For{kind}.")
     if kind in ENDS:

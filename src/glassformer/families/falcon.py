@@ -18,7 +18,8 @@ def _kind(raw: ConfigReader, model: Decoder) -> Decoder:
     """Sets where norms stand, and how many heads of keys and values there are."""
     block = first_block(model)
     heads, parallel = block.attention.heads, raw.flag("parallel_attn", True)
-    shared, count = raw.flag("multi_query", True), raw.integer("num_kv_heads", heads)
+    shared = raw.flag("multi_query", True)
+    count = raw.integer("num_kv_heads", heads)
     norms = raw.integer("num_ln_in_parallel_attn", None)
     if raw.flag("new_decoder_architecture", False):
         norms = 2 if norms is None else norms
@@ -36,7 +37,9 @@ def _kind(raw: ConfigReader, model: Decoder) -> Decoder:
 
 def _write_kind(model: Model) -> Settings:
     block = first_block(model)
-    heads, kv_heads, new = block.attention.heads, _kv_heads(model), _groups(model)
+    heads = block.attention.heads
+    kv_heads = _kv_heads(model)
+    new = _groups(model)
     need(
         not new or block.place.startswith("parallel"),
         f"The falcon layout holds 1 or {heads} heads of keys and values where norms stand "

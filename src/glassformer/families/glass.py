@@ -26,7 +26,8 @@ INIT = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
 
 
 def _stack(dim: int, depth: int, heads: int, **options: Any) -> Stack:
-    norm, hidden = RMSNorm(gain=False), -(-dim * 8 // 3 // 8) * 8
+    norm = RMSNorm(gain=False)
+    hidden = -(-dim * 8 // 3 // 8) * 8
     block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(hidden), norm)
     return Stack(depth, (block,), Rotary(), first_norm=norm, last_norm=norm, **options)
 

@@ -150,7 +150,8 @@ def experts_key(word: str, default: int) -> Key:
 
 def nullable(names: str, default: Any, places: str = "") -> Key:
     """A key whose word may be null, and that is its default only where the word is absent."""
-    filled, empty = key(names, default, places), key(names, None, places)
+    filled = key(names, default, places)
+    empty = key(names, None, places)
     return replace(filled, parse=lambda raw: (empty if names in raw.table else filled).parse(raw))
 
 

@@ -57,7 +57,8 @@ class LatentAttention(config.Attention):
         heads, bias = self.heads, self.bias
         width = heads * self.width(dim)
         rank = self.q_rank
-        up, out = heads * (self.content_dim + self.value_dim), heads * self.value_dim
+        up = heads * (self.content_dim + self.value_dim)
+        out = heads * self.value_dim
         queries = join(q=linear(dim, width, False))
         if rank is not None:
             queries = join(

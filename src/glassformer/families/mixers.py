@@ -142,7 +142,8 @@ class GatedDelta:
         return 2 * self.key_heads * self.key_dim + self.inner
 
     def shapes(self, dim: int, *place: object) -> Shapes:
-        heads, keys = (self.value_heads,), linear(dim, self.key_heads * self.key_dim, False)
+        heads = (self.value_heads,)
+        keys = linear(dim, self.key_heads * self.key_dim, False)
         values, rates = linear(dim, self.inner, False), linear(dim, self.value_heads, False)
         return join(
             A_log=heads,

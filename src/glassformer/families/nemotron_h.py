@@ -99,7 +99,8 @@ def _read_layers(raw: ConfigReader, model: Any) -> Any:
     listed = raw.value("layers_block_type", [LETTERS.get(letter, letter) for letter in letters])
     raw.must(isinstance(listed, list), "layers_block_type", "a list of layers' kinds")
     kinds = read_kinds(raw, KINDS, listed, "layers_block_type")
-    block, think = first_block(model), read_keys(raw, MLP(1), THINK)
+    block = first_block(model)
+    think = read_keys(raw, MLP(1), THINK)
     mixer, attention = read_keys(raw, USUAL, MIXER), block.attention
     sublayers = {"linear_attention": mixer, "full_attention": attention, "mlp": think}
     if "moe" in kinds:

@@ -80,7 +80,8 @@ def start(default: int | None = None) -> Section:
     words = ("decoder_start_token_id", "forced_bos_token_id")
 
     def decode(raw: ConfigReader, model: Any) -> Any:
-        first, forced = raw.table.get(words[0], default), raw.value(words[1], None)
+        first = raw.table.get(words[0], default)
+        forced = raw.value(words[1], None)
         for word, id in zip(words, (first, forced), strict=True):
             fits = id is None or (type(id) is int and 0 <= id < raw.integer("vocab_size"))
             raw.must(fits, word, "the id of a token")

@@ -82,7 +82,8 @@ def with_ends(
     """The table of a trunk below ``name``, ``inside`` its rules, with RoBERTa's ends; how the
     weights of labels are called depends on the head. ``choice``: it is written as one, too."""
     pooler = f"{name}.pooler.dense"
-    text, score = (f"{LABEL}.dense", f"{LABEL}.out_proj"), (pooler, LABEL)
+    text = (f"{LABEL}.dense", f"{LABEL}.out_proj")
+    score = (pooler, LABEL)
     is_text = not choice and bool(getattr(model.pool, "labels", 0))
     transform, proj = text if is_text else score
     layers = {"pool.transform": transform, "pool.proj": proj}

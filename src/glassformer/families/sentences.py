@@ -67,7 +67,8 @@ def open_beside(folder: Path) -> Settings:
     source = folder / MODULES
     if not source.is_file():
         return {}
-    modules, page = files.json_value(source, str(source), FIX), _beside(folder / PAGE)
+    modules = files.json_value(source, str(source), FIX)
+    page = _beside(folder / PAGE)
     modules = modules if isinstance(modules, list) else []
     listed = [step for step in modules if isinstance(step, dict)]
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]

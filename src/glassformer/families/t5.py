@@ -103,7 +103,9 @@ def ends(scales: bool) -> Section:
         head = Head(tied=tied, scale=model.dim**-0.5 if scaled else 1.0)
         decoder = replace(stacks(model)["decoder"], depth=depth)
         model = START.decode(raw, replace(model, decoder=decoder, head=head))
-        return alone(model) if raw.architecture("").endswith(("EncoderModel", TOKENS)) else model
+        if raw.architecture("").endswith(("EncoderModel", TOKENS)):
+            return alone(model)
+        return model
 
     def encode(model: Model) -> Settings:
         sides = stacks(model)

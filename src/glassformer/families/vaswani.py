@@ -31,7 +31,8 @@ def vaswani(
 ) -> EncoderDecoder:
     """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim). The tiny
     one is of Wu et al. 2021 (arXiv 2105.14462), for Multi30k."""
-    init, embed = Init(None, dim**-0.5, "plain"), Embed(vocab, scale=dim**0.5)
+    init = Init(None, dim**-0.5, "plain")
+    embed = Embed(vocab, scale=dim**0.5)
     return pair(
         dim,
         1024,

@@ -58,7 +58,9 @@ class _BlockSparse(torch.autograd.Function):
         block_masks: list[BlockMask],
         call: BlockSparseCall,
     ) -> Tensor:
-        shape, kv_shape, rows = q.shape, k.shape, len(block_masks[0].blocks)
+        shape = q.shape
+        kv_shape = k.shape
+        rows = len(block_masks[0].blocks)
         q, k, v = (x.reshape(rows, -1, *x.shape[2:]) for x in (q, k, v))  # (R, M, T or S, D)
         several = len(block_masks) > 1
         outputs = (call.forward(block_mask, q, k, v, several) for block_mask in block_masks)
@@ -133,7 +135,8 @@ class BlockSparseCall:
         if self.softcap is None and bias is not None:  # scale and mask go into the product itself
             scores = _in_fp32(torch.baddbmm(bias, q, k.mT, alpha=self.scale))
             return scores if more is None else scores.add_(more), None
-        scores, derivative = _in_fp32(torch.bmm(q, k.mT)).mul_(self.scale), None
+        scores = _in_fp32(torch.bmm(q, k.mT)).mul_(self.scale)
+        derivative = None
         if self.softcap is not None:
             tanh = scores.div_(self.softcap).tanh_()
             derivative, scores = 1 - tanh * tanh, tanh * self.softcap
@@ -181,7 +184,8 @@ class BlockSparseCall:
         out = _empty_out(block_mask, q)
         lse = out.new_full((*q.shape[:-1], 1) if with_lse else (0,), MASKED)
         for tile in block_mask.tiles:
-            bias, more = tile.bias(q.dtype), self.position_bias(block_mask, tile)
+            bias = tile.bias(q.dtype)
+            more = self.position_bias(block_mask, tile)
             for head in range(len(q)):
                 k_tile, v_tile = (_gather(x[head // group], tile.k_blocks) for x in (k, v))
                 extra = None if more is None else more[:, head % self.heads]

@@ -45,10 +45,12 @@ def prefill_attention(inputs: AttentionInputs) -> Tensor:
     """Causal attention of a bf16 prompt, without gradient -> (B, H, T, D): scores and softmax in
     fp32, as fused kernels have them; a group's queries side by side."""
     q, k, v, group = inputs.q, inputs.k, inputs.v, inputs.group_size
-    heads, keys = k.shape[0] * k.shape[1], k.shape[2]
+    heads = k.shape[0] * k.shape[1]
+    keys = k.shape[2]
     q = q.reshape(heads, group, *q.shape[2:]).float()  # (B * K, H / K, T, D)
     # the pattern meets v in bf16
-    k, v = k.reshape(heads, keys, -1).float(), v.reshape(heads, keys, -1)
+    k = k.reshape(heads, keys, -1).float()
+    v = v.reshape(heads, keys, -1)
     out = torch.empty(q.shape, dtype=v.dtype)
     heads_at_once = max(1, SCORES // (group * BLOCK // 2 * keys))
     head_groups = [slice(i, i + heads_at_once) for i in range(0, heads, heads_at_once)]
@@ -123,12 +125,15 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (q, k, v, *saved), blocks = ctx.saved_tensors, ctx.blocks
-        patterns, keep = saved[: len(blocks)], saved[len(blocks) :]
+        patterns = saved[: len(blocks)]
+        keep = saved[len(blocks) :]
         grad = grad.reshape(q.shape)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for number, (start, end, visible) in enumerate(blocks):
-            dout, pattern = grad[:, start:end], patterns[number]
-            dpattern, dropped_pattern = torch.bmm(dout, v[:, :visible].mT), pattern
+            dout = grad[:, start:end]
+            pattern = patterns[number]
+            dpattern = torch.bmm(dout, v[:, :visible].mT)
+            dropped_pattern = pattern
             if keep:
                 dropped_pattern = (pattern * keep[number]).mul_(ctx.rescale)
                 dpattern.mul_(keep[number]).mul_(ctx.rescale)

@@ -140,7 +140,8 @@ class PagedRows:
         started = torch.arange(tables.shape[1]) * PAGE < self.next[:, None]
         ref_counts = torch.bincount(tables[started], minlength=self.pages)
         free = (ref_counts == 0).nonzero().flatten().tolist()
-        visited, copies = set[int](), list[tuple[int, int]]()
+        visited = set[int]()
+        copies = list[tuple[int, int]]()
         # the others write to a new page next
         for row in (self.next % PAGE).nonzero().flatten().tolist():
             at = int(last[row])

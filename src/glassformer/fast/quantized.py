@@ -278,7 +278,9 @@ _SAME |= {torch.ops.aten._to_copy.default}
 def _plain(value: Any) -> Any:
     if isinstance(value, QuantizedWeight):
         return value.decoded()
-    return type(value)(map(_plain, value)) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
+    return value
 
 
 class _Product(torch.autograd.Function):

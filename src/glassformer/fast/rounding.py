@@ -19,7 +19,8 @@ from ..core.errors import UserError, need
 Rounded: TypeAlias = tuple[Tensor, Tensor]  # codes int8 (..., C), scales fp16 (..., G)
 BITS = (8, 4)
 GROUP = 32  # the kernels' own; a larger one is a multiple of it
-LOWEST, HIGHEST = {8: -127, 4: -8}, {8: 127, 4: 7}
+LOWEST = {8: -127, 4: -8}
+HIGHEST = {8: 127, 4: 7}
 CANDIDATES = tuple(sign * step / 8 for sign in (1, -1) for step in range(44, 77, 2))
 """Sizes of a group's largest number in codes of 4 bits, tried by either sign: 5.5 to 9.5."""
 AT_ONCE = 1 << 18  # numbers that are searched together: they stay in the processor's cache
@@ -54,7 +55,8 @@ def searched(weight: Tensor, bits: int, group: int, importance: Tensor | None = 
         return nearest(weight, bits, group)
     wide = grouped(weight, group)
     matters = None if importance is None else grouped(importance.expand_as(weight), group)
-    flat, flat_weights = wide.flatten(0, -2), None if matters is None else matters.flatten(0, -2)
+    flat = wide.flatten(0, -2)
+    flat_weights = None if matters is None else matters.flatten(0, -2)
     step = max(1, AT_ONCE // group)
     chunks = [
         _search(

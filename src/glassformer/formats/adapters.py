@@ -95,7 +95,8 @@ def _namings(model: config.Model, family: str) -> Iterator[Naming]:
     shapes = weights.shapes(model)
     with contextlib.suppress(UserError):
         recipe, raw = recipes.write_config(model, family)
-        table, published = recipe.table(model), weights.shapes(recipe.layout(model))
+        table = recipe.table(model)
+        published = weights.shapes(recipe.layout(model))
         bare = raw["architectures"][0] in recipe.bare
         for prefix in dict.fromkeys([table.prefix if bare else "", table.prefix]):
             yield Naming(weights.links(table, published), prefix, published, table.copies)
@@ -122,7 +123,8 @@ def contents(model: Model, base: str) -> Contents:
         saved = halves.union(*(link.param_names for link in complete))
         if layers.keys() <= matrices.keys() and state.keys() <= saved:
             break
-    tensors, ranks = dict[str, Tensor](), dict[str, tuple[int, float]]()
+    tensors = dict[str, Tensor]()
+    ranks = dict[str, tuple[int, float]]()
     chosen = {matrices[path].name: matrices[path] for path in layers}
     for name, matrix in chosen.items():
         down, up, scale = _joined(matrix, layers)

@@ -124,7 +124,9 @@ class ChatTemplate:
                 return self._special.sub(lambda match: f"{match[0][0]}{mark}{match[0][1:]}", value)
             if isinstance(value, Mapping):
                 return {inside(key): inside(item) for key, item in value.items()}
-            return [inside(item) for item in value] if isinstance(value, list | tuple) else value
+            if isinstance(value, list | tuple):
+                return [inside(item) for item in value]
+            return value
 
         return mark, inside(messages), inside(tools)
 

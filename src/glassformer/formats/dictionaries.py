@@ -113,7 +113,9 @@ class Dictionary(nn.Module):
         if self.activation == "topk":
             chosen = pre.topk(min(self.active, pre.shape[-1])).indices
             return pre.relu() * torch.zeros_like(pre).scatter(-1, chosen, 1.0)
-        return pre.relu() * (pre > self.threshold) if self.activation == "jumprelu" else pre.relu()
+        if self.activation == "jumprelu":
+            return pre.relu() * (pre > self.threshold)
+        return pre.relu()
 
     def encode(self, x: Tensor) -> Tensor:
         return self.activate(self.pre(x))
@@ -170,7 +172,9 @@ class FeatureTape:
 
 def rows_of(x: Tensor) -> Tensor:
     """Every number of each token (B, T, C), of all heads together."""
-    return x if x.ndim == 3 else x.transpose(1, 2).flatten(2)
+    if x.ndim == 3:
+        return x
+    return x.transpose(1, 2).flatten(2)
 
 
 def values_at(
@@ -274,12 +278,14 @@ def load_dictionary(path: str | Path, address: str = "", target: str = "") -> Di
             (folder / PAGE).is_file() and (folder / TENSORS).is_file(),
             f"{path} holds no dictionary; give a folder with {PAGE} and {TENSORS}, or {SCOPE}.",
         )
-        page, source = files.read_json(folder / PAGE, "download it again"), str(folder / PAGE)
+        page = files.read_json(folder / PAGE, "download it again")
+        source = str(folder / PAGE)
         file = tensorfiles.open_file(folder / TENSORS)
         tensors = {name: file.load(name).float() for name in file.entries}
     for key, value in page.items():
         allowed = ALLOWED.get(key, (False, None))
-        value_text, read_text = json.dumps(value)[:80], json.dumps(allowed[0])
+        value_text = json.dumps(value)[:80]
+        read_text = json.dumps(allowed[0])
         sentence = f'{source} says "{key}": {value_text}; only {read_text} is read.'
         need(key in KEYS.split() or value in allowed, sentence)
     reader = ConfigReader(page, source)

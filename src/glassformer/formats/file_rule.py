@@ -26,7 +26,8 @@ class FileRule(NameRule):
         if self.first_rows:
             first, second = tensors
             rows = second.new_empty(len(second), self.first_rows + second.shape[1], second.shape[2])
-            rows[:, : self.first_rows], rows[:, self.first_rows :] = first.transpose(1, 2), second
+            rows[:, : self.first_rows] = first.transpose(1, 2)
+            rows[:, self.first_rows :] = second
             return [rows.flatten(0, 1)]
         return [tensors[0][list(self.order)]] if self.order else tensors
 

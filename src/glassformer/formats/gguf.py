@@ -81,14 +81,16 @@ class GGUF(Files):
         """The codes (N, C) int8 and scales (N, C / 32) of a tensor of Q8_0 or Q4_0."""
         place = self.places[name]
         codes, scales = split(place.kind, self.raw(name))
-        codes, scales = codes.reshape(place.shape), scales.reshape(*place.shape[:-1], -1)
+        codes = codes.reshape(place.shape)
+        scales = scales.reshape(*place.shape[:-1], -1)
         return torch.from_numpy(codes), torch.from_numpy(scales)
 
 
 def split(kind: str, raw: Bytes) -> tuple[Bytes, Bytes]:
     """The codes (B, 32) int8 and the scales (B, 1) fp16 of B blocks of Q8_0 or Q4_0."""
     blocks = raw.reshape(-1, 34 if kind == "Q8_0" else 18)
-    scales, body = blocks[:, :2].copy().view("<f2"), blocks[:, 2:]
+    scales = blocks[:, :2].copy().view("<f2")
+    body = blocks[:, 2:]
     if kind == "Q8_0":
         return body.view(np.int8), scales
     return np.concatenate((body & 15, body >> 4), -1).astype(np.int8) - 8, scales

@@ -240,7 +240,8 @@ def _product(value: Any, numbers: Fields) -> Any:
 
 def _from_field(word: str, value: Any, values: Fields, entry: Fields) -> Any:
     """A word's value, of its field's."""
-    kinds, depth = entry.get("kinds", KINDS), min(values.get("block_count", 0), MOST_BLOCKS)
+    kinds = entry.get("kinds", KINDS)
+    depth = min(values.get("block_count", 0), MOST_BLOCKS)
     if word == "layer_types" and "kinds" in entry and isinstance(value, int):
         value = [value] * depth
     if isinstance(value, list) and word == "layer_types":
@@ -284,7 +285,8 @@ def _read_scaling(values: Fields, factors: Factors, source: str) -> Fields | Non
 
 def _llama3(factors: Sequence[float], values: Fields, source: str) -> Fields:
     """The Llama 3 scaling whose factors these are."""
-    width, theta = _width(values) or 1, values.get("rope.freq_base", 10_000.0)
+    width = _width(values) or 1
+    theta = values.get("rope.freq_base", 10_000.0)
     most = float(f"{max(max(factors), 1.0):.7g}")  # the lowest frequency's is whole
     usual = scaling = Llama3Scaling(most)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -323,7 +325,9 @@ def llama3_factors(scaling: Llama3Scaling, width: int, theta: float) -> list[flo
 
 def long_factor(factor: float, length: int) -> float:
     """LongRoPE's multiplier of queries and keys, where a file says nothing."""
-    return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+    if factor > 1:
+        return math.sqrt(1 + math.log(factor) / math.log(length))
+    return 1.0
 
 
 # -------------------------------------------------------------------------------------- writing
@@ -356,7 +360,8 @@ def write_fields(model: config.Model, family: str = "") -> tuple[Fields, Factors
         "save it as hf.",
     )
     entry = max(entries, key=lambda entry: len(entry.get("when", ())))
-    fields, unwritten = dict(entry.get("filled", {})), entry.get("unwritten", {})
+    fields = dict(entry.get("filled", {}))
+    unwritten = entry.get("unwritten", {})
     schemes = raw.get("rope_parameters") or {}
     raw |= {"rope_theta": rotary_of(model).theta}
     raw |= {word: schemes[kind]["rope_theta"] for kind, word in THETAS.items() if kind in schemes}
@@ -457,7 +462,8 @@ def table(model: config.Model, entry: Fields) -> Table:
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     heads: dict[str, int] = {}
-    delta, latent = first_layer(model, GatedDelta(1, 1)), first_layer(model, LatentAttention(1))
+    delta = first_layer(model, GatedDelta(1, 1))
+    latent = first_layer(model, LatentAttention(1))
     for block in blocks_of(model):
         layer: Any = block.attention
         if isinstance(layer, config.Attention):
@@ -503,7 +509,9 @@ def table(model: config.Model, entry: Fields) -> Table:
 def tiles(delta: GatedDelta) -> tuple[int, ...]:
     """The row in a file of each row of queries, keys and values: there, the heads of values lie so
     that key heads take turns."""
-    keys, size, ratio = delta.key_heads, delta.value_dim, delta.value_heads // delta.key_heads
+    keys = delta.key_heads
+    size = delta.value_dim
+    ratio = delta.value_heads // delta.key_heads
     first = 2 * keys * delta.key_dim
     places = (turn * keys + key for key in range(keys) for turn in range(ratio))
     return (*range(first), *(first + place * size + row for place in places for row in range(size)))

@@ -80,7 +80,8 @@ def _kind(tokenizer: Tokenizer, id: int, text: str | None, added: bool, pieces: 
 
 def _byte_level(spec: Spec) -> dict[str, Any] | None:
     """GPT-2's kind, with llama.cpp's name for the split; None where it has none."""
-    merges, words = spec["model"].get("merges"), bool(spec["model"].get("ignore_merges"))
+    merges = spec["model"].get("merges")
+    words = bool(spec["model"].get("ignore_merges"))
     before = [_deciding(step) for step in steps(spec.get("pre_tokenizer"))]
     composes = any(step["type"] == "NFC" for step in steps(spec.get("normalizer")))
     splits = sorted(SPLITS.items(), key=lambda item: (item[0] in COMPOSED) != composes)

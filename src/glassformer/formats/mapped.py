@@ -54,7 +54,8 @@ class MappedFiles(Files):
         # pages (see release).
         if not self.can_map(name):
             return self.load(name)
-        entry, dtype = self.entries[name], DTYPES[self.entries[name].dtype]
+        entry = self.entries[name]
+        dtype = DTYPES[self.entries[name].dtype]
         buffer = self._maps[entry.path]
         assert buffer is not None
         need(entry.end <= len(buffer), damaged(entry.path, "it ended while it was read"))

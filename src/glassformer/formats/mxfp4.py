@@ -62,7 +62,8 @@ def decode(headers: Headers, name: str) -> Tensor:
     from ..core.checkpoints.tensors import Files
 
     files = Files(headers)
-    blocks, scales = files.load(name), files.load(f"{name.removesuffix(BLOCKS)}{SCALES}")
+    blocks = files.load(name)
+    scales = files.load(f"{name.removesuffix(BLOCKS)}{SCALES}")
     table = torch.tensor([*MAGNITUDES, *(-x for x in MAGNITUDES)])
     experts, outputs, groups = scales.shape
     result = torch.empty(experts, 32 * groups, outputs, dtype=torch.bfloat16)

@@ -102,7 +102,8 @@ def _read_gpt(
         activation_function="gelu_new" if mini else "gelu",
         bias="transformer.ln_f.bias" in tensors,
     )
-    length, dropout = raw.integer("block_size"), raw.number("dropout", 0.0, most=0.99)
+    length = raw.integer("block_size")
+    dropout = raw.number("dropout", 0.0, most=0.99)
     stack = replace(stacks(model)["decoder"], position=Learned(length), dropout=dropout)
     model = replace(model, context=length, decoder=stack, head=Head(tied=not mini))
     return model, GPT, tensors

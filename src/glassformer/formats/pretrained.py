@@ -100,7 +100,9 @@ def place(name: str, online: bool = False) -> Path | None:
 def _placed(name: str) -> Path | None:
     """The folder in the user's data, if it is there."""
     home = data_home()
-    return home / f"tok-{name}" if home is not None and (home / f"tok-{name}").is_dir() else None
+    if home is not None and (home / f"tok-{name}").is_dir():
+        return home / f"tok-{name}"
+    return None
 
 
 def _hub(name: str, online: bool = True) -> Path | None:

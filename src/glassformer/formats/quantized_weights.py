@@ -119,7 +119,8 @@ def load(
 
 def _check(files: tensorfiles.Files, name: str, shape: Shape, group: int) -> None:
     """UserError where codes and scales are not those of a weight of this shape."""
-    codes, scales = files.entries[name + CODES], files.entries.get(name + SCALES)
+    codes = files.entries[name + CODES]
+    scales = files.entries.get(name + SCALES)
     need(scales is not None, f"{files.folder} lacks {name}{SCALES}; copy the file again.")
     assert scales is not None
     fits = len(shape) in (2, 3) and codes.dtype in ("I8", "U8") and scales.dtype == "F16"

@@ -113,8 +113,10 @@ def is_charsmap(table: bytes) -> bool:
     size = int.from_bytes(table[:4], "little")
     if not table or not 4 + size < len(table) or table[-1] or size % 1024:
         return not table
-    units, texts = np.frombuffer(table, "<u4", size // 4, 4), b"\0" + table[4 + size :]
-    labels, nodes = np.arange(1, 256), np.zeros(1, np.int64)
+    units = np.frombuffer(table, "<u4", size // 4, 4)
+    texts = b"\0" + table[4 + size :]
+    labels = np.arange(1, 256)
+    nodes = np.zeros(1, np.int64)
     for _ in range(DEEPEST):
         bases = nodes ^ (units[nodes] >> 10 << (units[nodes] >> 6 & 8))
         if bases.max(initial=0) >= len(units):

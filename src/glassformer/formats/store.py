@@ -215,7 +215,8 @@ def _must_load(cfg: config.Model, state: Mapping[str, Tensor] | None) -> None:
     )
     if state is None:
         return
-    shapes, described = {name: tuple(t.shape) for name, t in state.items()}, weights.shapes(cfg)
+    shapes = {name: tuple(t.shape) for name, t in state.items()}
+    described = weights.shapes(cfg)
     names = (name for name in {**shapes, **described} if shapes.get(name) != described.get(name))
     odd = next(names, None)
     need(

@@ -172,7 +172,8 @@ def _pattern(spec: Spec) -> str | None:
 
 def _ranks(spec: Spec, library: tokenizers.Tokenizer | None) -> dict[bytes, int] | None:
     """The bytes of each entry and its id, where tiktoken's merges are the library's; else None."""
-    model, special = spec["model"], {token["content"] for token in spec["added_tokens"]}
+    model = spec["model"]
+    special = {token["content"] for token in spec["added_tokens"]}
     affixed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
     if affixed or model["type"] != "BPE":
         return None
@@ -192,7 +193,9 @@ def _ranks(spec: Spec, library: tokenizers.Tokenizer | None) -> dict[bytes, int]
         return ranks if written_out else None
     rising = all(first < then for first, then in itertools.pairwise(merged_ids))
     tokenize = library.model.tokenize
-    return ranks if rising and all(len(tokenize(name)) == 1 for name in entries) else None
+    if rising and all(len(tokenize(name)) == 1 for name in entries):
+        return ranks
+    return None
 
 
 @contextlib.contextmanager

@@ -194,4 +194,6 @@ def number(value: float) -> str:
 def quoted(value: Any) -> str:
     """A value in a sentence, cut where it is long."""
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:76]} ..."
+    if len(text) <= 80:
+        return text
+    return f"{text[:76]} ..."

@@ -161,7 +161,8 @@ def class_folder(
     A learner is a folder in it, or a file that lies in it. Every learner gets the same inputs,
     drawn now.
     """
-    home, seed = Path(folder).expanduser(), secrets.randbelow(1 << 31)
+    home = Path(folder).expanduser()
+    seed = secrets.randbelow(1 << 31)
     need(home.is_dir(), f"{folder} is not a folder; give the one that holds the learners' files.")
     # folders that may not be read: their learners are told of, not passed over
     closed: list[OSError] = []

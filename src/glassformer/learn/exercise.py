@@ -61,7 +61,9 @@ class Exercise:
     @property
     def page(self) -> str:
         """The title of its page of the road; "" where the road has no such page."""
-        return ROAD[int(self.road) - 1] if 1 <= self.road < len(ROAD) + 1 else ""
+        if 1 <= self.road < len(ROAD) + 1:
+            return ROAD[int(self.road) - 1]
+        return ""
 
     @property
     def file(self) -> str:
@@ -134,7 +136,8 @@ def read_exercise(path: Path) -> Exercise:
             f"{path}: ROAD, SECONDS and POINTS are numbers, HINTS texts in brackets; {FORMAT}."
         ) from None
     name = path.stem.replace("_", "-")
-    title, task = docstring[0].rstrip("."), docstring[2].strip()
+    title = docstring[0].rstrip(".")
+    task = docstring[2].strip()
     return Exercise(name, title, task, road, hints, seconds, solution, path, points)
 
 

@@ -100,4 +100,6 @@ def grades_file(table: Mapping[str, Points], points: Points, layout: str) -> str
 def _cell(value: str | float) -> str:
     if isinstance(value, float | int):
         return f"{value:g}"
-    return f"'{value}" if value.startswith(("=", "+", "-", "@")) else value
+    if value.startswith(("=", "+", "-", "@")):
+        return f"'{value}"
+    return value

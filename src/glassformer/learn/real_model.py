@@ -72,7 +72,8 @@ def optimise(
     weights: Iterable[nn.Parameter], loss: Callable[[], Tensor], steps: int, lr: float
 ) -> list[float]:
     """Steps of Adam; the loss before each."""
-    optimizer, losses = torch.optim.Adam(weights, lr=lr), list[float]()
+    optimizer = torch.optim.Adam(weights, lr=lr)
+    losses = list[float]()
     for _ in range(steps):
         value = loss()
         optimizer.zero_grad()
@@ -140,7 +141,8 @@ def decoder(
 
 def translator(seed: int = 0) -> Any:
     """The encoder-decoder of 2017, 32 wide: post-norm, sinusoidal positions."""
-    relu, attention = c.MLP(64, "relu", bias=True), c.Attention(4)
+    relu = c.MLP(64, "relu", bias=True)
+    attention = c.Attention(4)
     plain: Any = {"norm": c.LayerNorm(), "place": "post"}
     encoder = c.Stack(2, (c.Block(attention, relu, **plain),), c.Sinusoidal(), causal=False)
     crossed = c.Stack(2, (c.Block(attention, relu, cross=c.Attention(4), **plain),), c.Sinusoidal())

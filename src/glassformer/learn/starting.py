@@ -143,7 +143,8 @@ def _code_of(text: str, path: Path) -> tuple[str, tuple[tuple[int, int], ...]]:
         if isinstance(cell, dict) and cell.get("cell_type") == "code"
         for source in [cell.get("source", "")]
     ]
-    lines, places = list[str](), list[tuple[int, int]]()
+    lines = list[str]()
+    places = list[tuple[int, int]]()
     for number, code in enumerate(codes, 1):
         cell_lines = _python_of(code)
         lines += cell_lines

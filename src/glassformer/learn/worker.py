@@ -131,7 +131,8 @@ def explained(error: BaseException, file: str, name: str) -> dict[str, Any]:
     if steps:
         step = steps[-1]
         if isinstance(error, NotImplementedError):
-            message, todo = f"{step.name} is not written yet", _todo(file, step.lineno)
+            message = f"{step.name} is not written yet"
+            todo = _todo(file, step.lineno)
             return verdict("todo", message, line=step.lineno, code=todo)
         place = "" if step.name == "<module>" else f" in {step.name}"
         message = f"Your code raised an error{place}: {description}"

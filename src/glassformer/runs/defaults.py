@@ -150,7 +150,9 @@ def choose(changes: Mapping[str, Any], exportable: bool = False) -> tuple[dict[s
             "to look like the text, 1 MB like its sentences)."
         )
     row = next(row for row in TABLE if statistics.bytes <= row.size)
-    data, train_config, defaults = settings.data, settings.train, dict[str, Any]()
+    data = settings.data
+    train_config = settings.train
+    defaults = dict[str, Any]()
     if isinstance(data.valid, float):
         defaults["data.split"] = "spread"
     wordy = statistics.bytes / statistics.words < MAX_WORD or statistics.distinct > MANY_CHARACTERS

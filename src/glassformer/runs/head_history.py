@@ -50,7 +50,9 @@ class HeadHistory:
 
 def _cell(head: HeadReport, score: str) -> str:
     text = short(head.scores.get(score))
-    return text if text == "-" else f"{text}{'*' if score in head.labels else ' '}"
+    if text == "-":
+        return text
+    return f"{text}{'*' if score in head.labels else ' '}"
 
 
 def head_history(folder: str | Path, **options: Any) -> HeadHistory:

@@ -282,7 +282,9 @@ def _hooks(
     live: Live,
 ) -> tuple[list[Hook], Save]:
     """The hooks of every step, closed with ``opened``; logs come before checkpoints."""
-    train_config, logs, mesh = plan.settings.train, list[Any](), mesh_of(state)
+    train_config = plan.settings.train
+    logs = list[Any]()
+    mesh = mesh_of(state)
     save = Save(
         out,
         train_config.save_every,

@@ -133,7 +133,8 @@ def check(train_config: Train, model: config.Model, mesh: Mesh) -> None:
     if mesh.alone:
         return
     inner = [axis for axis in INNER if mesh.extent(axis) > 1]
-    stages, other_size = mesh.extent("pipeline"), mesh.size // mesh.extent("pipeline")
+    stages = mesh.extent("pipeline")
+    other_size = mesh.size // mesh.extent("pipeline")
     need(
         stages == 1 or other_size == 1,
         f"parallel.pipeline {stages} stands alone so far and there are {mesh.size} "

@@ -144,13 +144,17 @@ class Contention:
         Linux counts how long each thread was ready and had no core. Elsewhere the load of the last
         minute tells.
         """
-        before, (self.computed, self.waited) = (self.computed, self.waited), _schedule()
+        before = (self.computed, self.waited)
+        (self.computed, self.waited) = _schedule()
         computed, waited = self.computed - before[0], self.waited - before[1]
         if computed > 0:
             share = max(0.0, waited) / (computed + max(0.0, waited))
             return f"shared, waits {share:.0%} of the time" if share > NOTICEABLE else ""
-        load, total = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
-        return f"shared, load {load:.0f} on {total} cores" if load > total + 1 else ""
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        total = os.cpu_count() or 1
+        if load > total + 1:
+            return f"shared, load {load:.0f} on {total} cores"
+        return ""
 
 
 def _schedule() -> tuple[int, int]:

@@ -61,7 +61,8 @@ class Replay:
         path = earlier[-1] if earlier else None
         mesh = Mesh(Parallel().of(1), device=devices.find(self.settings.train.device))
         ready = set_up(self.settings, self.folder, self.before, self.newest, mesh, path is None)
-        batches, saved = ready.state.batches, run_checkpoints.read_json(self.newest / "state.json")
+        batches = ready.state.batches
+        saved = run_checkpoints.read_json(self.newest / "state.json")
         fresh = batches.state()
         batches.restore(saved["batches"])  # it refuses other data
         batches.restore(fresh)

@@ -15,7 +15,9 @@ def duration(seconds: float) -> str:
     """A time span in the unit a person would say."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def draw(charts: Iterable[Chart], picture: Path) -> str:

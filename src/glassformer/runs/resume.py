@@ -75,7 +75,8 @@ def must_be_same(saved: Any, current: Any, out: Path, name: str) -> None:
 def _extend(before: dict[str, Any], train_config: Train, out: Path) -> None:
     """Let a run that ended, after its steps or early, go on with more: ``before`` then has them,
     and a sentence."""
-    train, newest = dict(before.get("train") or {}), run_checkpoints.newest(out)
+    train = dict(before.get("train") or {})
+    newest = run_checkpoints.newest(out)
     steps = train.get("steps")
     if not isinstance(steps, int) or train_config.steps == steps:
         return

@@ -127,4 +127,6 @@ class Run:
         """The folder or hub name that the model comes from, with the run's own seed in it; None
         where it is new."""
         name = self.model.get("from")
-        return None if name is None else str(name).replace("{seed}", str(self.train.seed))
+        if name is None:
+            return None
+        return str(name).replace("{seed}", str(self.train.seed))

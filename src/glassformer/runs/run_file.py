@@ -92,7 +92,8 @@ def read_run(
         optimizer = objective.optimizer or default_optimizer(model)
         train = dataclasses.replace(train, optimizer=optimizer)
     other_changes, rate = _split_off_lr(changes["train"])
-    data, train = _with_type(data, changes["data"]), serial.change(train, other_changes, "train")
+    data = _with_type(data, changes["data"])
+    train = serial.change(train, other_changes, "train")
     if train.objective.trains and train.tune == Full():
         # TopK of bf16 would have ties
         dtype = "float32" if train.dtype == "auto" else train.dtype
@@ -242,7 +243,9 @@ def default_optimizer(model: Mapping[str, Any]) -> Optimizer:
     """Returns the optimizer of a run that names none, by the [model] table."""
     if "from" in model:
         return FINETUNE
-    return FROM_SCRATCH if str(model.get("recipe")).startswith("glass/") else Train().optimizer
+    if str(model.get("recipe")).startswith("glass/"):
+        return FROM_SCRATCH
+    return Train().optimizer
 
 
 def _names(kind: type) -> list[str]:

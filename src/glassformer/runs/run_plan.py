@@ -357,7 +357,9 @@ def base_model(
 def _with_vocab(changes: dict[str, Any], embed: str, vocab: int | None) -> dict[str, Any]:
     """The changes, with the tokenizer's vocabulary where they name none."""
     named = f"{embed}.vocab" in changes or "vocab" in dict(changes.get(embed) or {})
-    return changes if named or vocab is None else {f"{embed}.vocab": vocab, **changes}
+    if named or vocab is None:
+        return changes
+    return {f"{embed}.vocab": vocab, **changes}
 
 
 def with_overrides(

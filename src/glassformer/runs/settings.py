@@ -205,4 +205,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return ""
     if dataclasses.is_dataclass(value):
         return type(value).__name__
-    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)

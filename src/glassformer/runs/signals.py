@@ -34,7 +34,9 @@ class Signals:
     """
 
     def __init__(self, folder: Path, mesh: Mesh = ALONE) -> None:
-        self.stop, self.pause, self.mesh = folder / STOP, folder / PAUSE, mesh
+        self.stop = folder / STOP
+        self.pause = folder / PAUSE
+        self.mesh = mesh
         self.number: int | None = None
         self.old: dict[int, Any] = {}
 

@@ -95,4 +95,6 @@ def nearest(word: str, words: Iterable[str]) -> str:
         # two letters that changed places
         anagrams = [option for option in close if sorted(option) == sorted(query)]
         return f' Did you mean "{plain[(anagrams or close)[0]]}"?'
-    return f" Known: {', '.join(plain.values())}." if 0 < len(plain) <= 30 else ""
+    if 0 < len(plain) <= 30:
+        return f" Known: {', '.join(plain.values())}."
+    return ""

@@ -144,7 +144,9 @@ class Watch:
 
     def _read(self, *_: object) -> None:
         """Before a step of the optimizer: the value, what decay makes of it, the gradient."""
-        number, group, grad = self.parameter[self.index], self.group, self.parameter.grad
+        number = self.parameter[self.index]
+        group = self.group
+        grad = self.parameter.grad
         if grad is not None:
             decayed = number * (1 - group["lr"] * group["weight_decay"])  # in fp32, as it does
             self.read = number.item(), decayed.item(), self.value(grad)
@@ -153,7 +155,8 @@ class Watch:
         """The update of each step that was not skipped."""
         for step in steps:
             if self.read:
-                (before, decayed, gradient), after = self.read, self.value(self.parameter)
+                (before, decayed, gradient) = self.read
+                after = self.value(self.parameter)
                 numbers = before, decayed - before, after - decayed, after, gradient
                 yield Update(step.index, *numbers, self.group["lr"], step.loss)
             self.read = ()
@@ -208,13 +211,15 @@ def update_texts(folder: str | Path, address: str, step: int) -> UpdateTexts:
     run.check(step)
     ready = run.start(step - 1)
     list(run.steps(ready, step - 1))
-    watch, batch = Watch(ready.state, address), first_of(ready.state.batches)
+    watch = Watch(ready.state, address)
+    batch = first_of(ready.state.batches)
     gradients = [watch.value(x) for (x,) in row_gradients(ready, batch, [watch.parameter])]
     (done,) = steps = list(run.steps(ready, step))
     update = next(watch.updates(steps), None)
     if update is None:
         raise UserError(f"Step {step} did not move {address}.")
-    clip, count = ready.plan.settings.train.clip or math.inf, int((batch.targets >= 0).sum())
+    clip = ready.plan.settings.train.clip or math.inf
+    count = int((batch.targets >= 0).sum())
     scale = min(1.0, clip / (done.grad_norm + 1e-6)) / count
     rows = zip(texts_of(ready, batch), gradients, strict=True)
     sequences = [SequenceGradient(row, text, scale * x) for row, (text, x) in enumerate(rows)]

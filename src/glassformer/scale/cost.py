@@ -395,7 +395,8 @@ def count_pairs(rule: config.MaskRule, length: int, causal: bool, rows: Any = No
 
     from ..core.config.mask import PAIRS_AT_ONCE, TokenInfo, dense_mask
 
-    keys, several = np.arange(length), max(1, PAIRS_AT_ONCE // length)
+    keys = np.arange(length)
+    several = max(1, PAIRS_AT_ONCE // length)
     queries = keys if rows is None else rows
     chunks = (queries[start : start + several] for start in range(0, len(queries), several))
     return sum(

@@ -43,7 +43,9 @@ class Layout:
     def stages(self) -> list[Layout]:
         """Layouts of the pipeline's stages; empty for a single stage."""
         count = self.parallel.pipeline if self.stage is None else 1
-        return [replace(self, stage=stage) for stage in range(count)] if count > 1 else []
+        if count > 1:
+            return [replace(self, stage=stage) for stage in range(count)]
+        return []
 
     @cached_property
     def tensor_cost(self) -> Cost:
@@ -55,7 +57,8 @@ class Layout:
         """Sizes of the weights of a process before sharding, as in ``Cost.sizes``."""
         expert_size, sizes = self.parallel.expert, self.tensor_cost.sizes
         if self.stage is not None:
-            depth, stages = config.stacks(self.cost.model)["decoder"].depth, self.parallel.pipeline
+            depth = config.stacks(self.cost.model)["decoder"].depth
+            stages = self.parallel.pipeline
             sizes = {
                 n: size for n, size in sizes.items() if stage_of(n, depth, stages) == self.stage
             }
@@ -148,7 +151,9 @@ class Layout:
 
     def _inner(self, width: int, rounds: int) -> tuple[float, float, float, float]:
         """Bytes that a step receives along the axes context, tensor, expert and pipeline."""
-        cost, context, parallel = self.cost, 1 - 1 / self.parallel.context, self.parallel
+        cost = self.cost
+        context = 1 - 1 / self.parallel.context
+        parallel = self.parallel
         tokens = rounds * cost.batch * cost.context
         # keys and values go round in both passes, their gradients all the way home; then all
         # gradients are added up
@@ -229,7 +234,8 @@ def cut(model: config.Model, processes: int) -> config.Model:
         if isinstance(layer, config.MoE):
             return replace(layer, expert=thinner(layer.expert), shared=thinner(layer.shared))
         if isinstance(layer, config.Attention):
-            heads, kv = share(layer.heads), share(layer.kv_heads or layer.heads)
+            heads = share(layer.heads)
+            kv = share(layer.kv_heads or layer.heads)
             return replace(layer, heads=heads, kv_heads=kv, head_dim=layer.width(model.dim))
         return layer
 

@@ -53,7 +53,9 @@ class Owners:
         stacked: Callable[[list[tuple[int, int]]], list[list[int]]],
     ):
         """``stacked`` says which matrices, by their shapes, are worked on together."""
-        self.mesh, self.windows, self.matrices = mesh, list(windows), list[OwnedMatrix]()
+        self.mesh = mesh
+        self.windows = list(windows)
+        self.matrices = list[OwnedMatrix]()
         for index, window in enumerate(self.windows):
             shape = (
                 window.place.shape
@@ -87,7 +89,8 @@ class Owners:
 
     def _box(self, matrix: OwnedMatrix, rank: int) -> Box:
         """Which rows and columns of a matrix lie with a process; perhaps none."""
-        window, cut = self.windows[matrix.index], self.windows[matrix.index].cut
+        window = self.windows[matrix.index]
+        cut = self.windows[matrix.index].cut
         sides = [(0, size) for size in window.shape]
         if cut is not None and cut.axis == "tensor":
             sides[cut.dim] = bounds(
@@ -105,7 +108,8 @@ class Owners:
 
     def _local_slice(self, i: int) -> slice:
         """Slice of its window's tensor that holds this process's box of matrix ``i``."""
-        matrix, count = self.matrices[i], numbers(self.boxes[i][self.place])
+        matrix = self.matrices[i]
+        count = numbers(self.boxes[i][self.place])
         window = self.windows[matrix.index]
         at = max(matrix.start, window.low) - window.begin if count else 0
         return slice(at, at + count)
@@ -116,7 +120,8 @@ class Owners:
         """Orthogonalised updates (bf16) of the windows' ``momenta``; ``solve`` makes them of a stack's
         matrices (R, C)."""
         outgoing: list[list[Tensor]] = [[] for _ in self.members]  # what goes to each owner
-        owned, places = list(zip(self.stacks, self.owner, strict=True)), range(len(self.members))
+        owned = list(zip(self.stacks, self.owner, strict=True))
+        places = range(len(self.members))
         for stack, owner in owned:
             outgoing[owner] += [
                 momenta[self.matrices[i].index][self._local_slice(i)].bfloat16() for i in stack
@@ -183,8 +188,10 @@ class Owners:
         for matrix in self.matrices:
             window = self.windows[matrix.index]
             rate = rates(matrix.rows, matrix.columns)
-            low, high = matrix.start - window.begin, matrix.start + matrix.size - window.begin
-            low, high = max(low, 0), min(high, len(window.tensor))
+            low = matrix.start - window.begin
+            high = matrix.start + matrix.size - window.begin
+            low = max(low, 0)
+            high = min(high, len(window.tensor))
             if low >= high:
                 continue
             window.tensor[low:high].add_(directions[matrix.index][low:high], alpha=-rate)

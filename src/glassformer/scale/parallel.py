@@ -79,4 +79,6 @@ class Parallel:
 
 def processes() -> int:
     """Number of processes that torchrun started, this one among them."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if "RANK" in os.environ:
+        return int(os.environ.get("WORLD_SIZE", "1"))
+    return 1

@@ -61,10 +61,12 @@ class Stage:
     def __init__(self, model: Any, mesh: Mesh, dtype: torch.dtype) -> None:
         self.mesh, self.dtype = mesh, dtype
         self.index, self.count = mesh.index("pipeline"), mesh.extent("pipeline")
-        self.is_first, self.is_last = self.index == 0, self.index == self.count - 1
+        self.is_first = self.index == 0
+        self.is_last = self.index == self.count - 1
         self.ranks = mesh.neighbours("pipeline")
         # NCCL does what one group is told in order: what goes back must not wait for what goes on
-        self.on, self.back = mesh.group("pipeline"), mesh.group("pipeline", again=True)
+        self.on = mesh.group("pipeline")
+        self.back = mesh.group("pipeline", again=True)
         self.blocks = stage_blocks(model.config.decoder.depth, self.count)[self.index]
         self.tied = model.head.proj.weight is None
         self.table: Tensor | None = None  # (V, C) the tied one, where it is borrowed

@@ -104,7 +104,9 @@ def place_of(shape: tuple[int, ...], mesh: Mesh, cut: Cut | None = None) -> Tens
     """The box of this process where a tensor, or its part of this ``shape`` by a ``cut``, is in
     shards."""
     low, high = share(shape[0], mesh.extent("data"), mesh.index("data"))
-    start, size, full_shape = [low, *[0] * (len(shape) - 1)], (high - low, *shape[1:]), list(shape)
+    start = [low, *[0] * (len(shape) - 1)]
+    size = (high - low, *shape[1:])
+    full_shape = list(shape)
     if cut is not None:
         start[cut.dim] += cut.low
         full_shape[cut.dim] = cut.size

@@ -27,7 +27,8 @@ def next_micro_batches(batches: Iterator[Batch], count: int, indices: Iterable[i
         batch = next(batches)
         cuts = micro_batch_borders(len(batch.tokens), count)
         return [batch.rows(*cuts[number]) for number in indices]
-    drawn, cuts = list(batches.draw()), micro_batch_borders(batches.batch, count)
+    drawn = list(batches.draw())
+    cuts = micro_batch_borders(batches.batch, count)
     packed = any(rows.packed(low, high) for rows, low, high in drawn)
     return [
         as_batch((rows.load(*bounds) for rows, *bounds in _between(drawn, *cuts[number])), packed)

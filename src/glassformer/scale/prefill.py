@@ -45,7 +45,8 @@ def prefill(
         if pos is None
         else pos
     )
-    shard, length = ShardCache(ring.cut(places), most), tokens.shape[1]
+    shard = ShardCache(ring.cut(places), most)
+    length = tokens.shape[1]
     try:
         with inference(model):
             hidden = model(

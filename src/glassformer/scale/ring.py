@@ -83,7 +83,9 @@ class Ring:
     compute with them."""
 
     def __init__(self, group: ProcessGroup) -> None:
-        self.group, self.rank, self.size = group, group.rank(), group.size()
+        self.group = group
+        self.rank = group.rank()
+        self.size = group.size()
         self.engine = AttentionEngine("ring", self.attend, lambda inputs: True, lambda inputs: True)
         around = ((self.rank + step) % self.size for step in (1, -1))
         self.next, self.previous = (dist.get_global_rank(group, rank) for rank in around)
@@ -174,7 +176,8 @@ class Ring:
     def _halo(self, embed: Embed, args: tuple[Any, ...]) -> None:
         """The tokens before each one, which may lie on another process."""
         tokens, flow = args[:2]
-        full_rows, row = self.join(tokens), Flow(self.join(flow.pos.expand_as(tokens)))
+        full_rows = self.join(tokens)
+        row = Flow(self.join(flow.pos.expand_as(tokens)))
         before = [
             previous_tokens(full_rows, row, back, nothing=-1)
             for back in range(1, len(embed.lag) + 1)
@@ -285,14 +288,19 @@ class _Ring(torch.autograd.Function):
             kv = kv if ahead is None else wait_received(ahead)
         out = merged_out[0].to(q.dtype)
         ctx.save_for_backward(q, local_kv, out, merged_out[1])
-        ctx.ring, ctx.masks, ctx.call, ctx.shapes = ring, masks, call, (shape, k.shape)
+        ctx.ring = ring
+        ctx.masks = masks
+        ctx.call = call
+        ctx.shapes = (shape, k.shape)
         return out.view(shape)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
         (q, kv, out, lse), ring, call = ctx.saved_tensors, ctx.ring, ctx.call
         dout = dout.reshape(q.shape)
-        delta, keep, back = row_delta(dout, out), iter(call.keep), None
+        delta = row_delta(dout, out)
+        keep = iter(call.keep)
+        back = None
         dq = torch.zeros_like(q, dtype=delta.dtype)
         for step in range(ring.size):
             ahead = ring.send(kv, 0) if step < ring.size - 1 else None

@@ -246,7 +246,8 @@ class OrderedSum(UnorderedSum):
 
     def settle(self, output: Tensor) -> None:
         received = self.received or (output.clone(),)
-        place, last = self.near.index(self.mesh.rank), len(self.near) - 1
+        place = self.near.index(self.mesh.rank)
+        last = len(self.near) - 1
         before, self.received = self.sum, ()
         with self.mesh.watched():
             if place:

@@ -116,7 +116,9 @@ def read_share(saved: Files, name: str, place: TensorBox | None) -> Tensor | Box
     """A tensor of a file: whole, or this process's numbers of it."""
     if place is None:
         return saved.load(name)
-    low, high, inside = place.start[0], place.start[0] + place.size[0], math.prod(place.shape[1:])
+    low = place.start[0]
+    high = place.start[0] + place.size[0]
+    inside = math.prod(place.shape[1:])
     rows = saved.numbers(name, low * inside, high * inside).view(-1, *place.shape[1:])
     box = tuple(
         slice(low, low + size) for low, size in zip(place.start[1:], place.size[1:], strict=True)
@@ -132,7 +134,8 @@ def gathered_weights(model: nn.Module, names: Iterable[str], mesh: Mesh) -> Iter
     for name in names:
         weight: Any = model.get_parameter(name)
         if hasattr(weight, "full_tensor"):
-            full, cut = weight.detach().full_tensor(), cuts_of(model).get(name)
+            full = weight.detach().full_tensor()
+            cut = cuts_of(model).get(name)
             full_weights[name] = full if cut is None else cut.gather(full, mesh.group(cut.axis))
     with _instead(model, full_weights):
         yield

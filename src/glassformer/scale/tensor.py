@@ -369,9 +369,11 @@ class _CutLoss(torch.autograd.Function):
         group: ProcessGroup,
     ) -> Tensor:
         sizes = summed(F.one_hot(torch.tensor(group.rank()), group.size()) * len(table), group)
-        first, vocab = int(sizes[: group.rank()].sum()), int(sizes.sum())
+        first = int(sizes[: group.rank()].sum())
+        vocab = int(sizes.sum())
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        total, rows = hidden.new_zeros((), dtype=wide), max(1, AT_ONCE // len(table))
+        total = hidden.new_zeros((), dtype=wide)
+        rows = max(1, AT_ONCE // len(table))
         to_hidden, to_table = torch.empty_like(hidden), torch.zeros_like(table, dtype=wide)
         to_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         for start in range(0, len(hidden), rows):

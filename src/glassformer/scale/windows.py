@@ -35,7 +35,8 @@ class WeightWindow:
         self.place = place_of(self.shape, mesh, cut)
         inside = self.size // max(1, self.shape[0])
         first = self.place.start[0] - (cut.low if cut is not None and cut.dim == 0 else 0)
-        self.low, self.high = first * inside, (first + self.place.size[0]) * inside
+        self.low = first * inside
+        self.high = (first + self.place.size[0]) * inside
         self.begin = self.low - self.low % GRID
         self.end = (
             min(self.size, -(-self.high // GRID) * GRID) if self.high > self.low else self.begin
@@ -56,7 +57,9 @@ class WeightWindow:
         return wide
 
     def local_part(self, wide: Tensor) -> Tensor:
-        return wide if self.fits else wide[self.low - self.begin : self.high - self.begin]
+        if self.fits:
+            return wide
+        return wide[self.low - self.begin : self.high - self.begin]
 
     def share(self, wide: Tensor) -> BoxShare:
         """Our numbers out of a window, with the place that they have in the whole."""

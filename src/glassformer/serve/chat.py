@@ -174,7 +174,11 @@ class ChatRequest(GenerationRequest):
         choice = self.tool_choice
         name = choice.function.name if isinstance(choice, ToolChoice) else None
         tools = {tool.function.name: tool for tool in self.tools if choice != "none"}
-        return tools if name is None else {name: tools[name]} if name in tools else {}
+        if name is None:
+            return tools
+        if name in tools:
+            return {name: tools[name]}
+        return {}
 
 
 class TopLogprob(TypedDict):

@@ -291,7 +291,9 @@ def inspected_positions(body: InspectOptions, prompt: int) -> tuple[int, list[in
     if positions is None:
         only_lens = body.inspect == ["lens"]
         return max(0, prompt - lens.MOST) if only_lens else 0, None
-    return (prompt - 1, None) if positions == "new" else (min(*positions, prompt - 1), positions)
+    if positions == "new":
+        return (prompt - 1, None)
+    return (min(*positions, prompt - 1), positions)
 
 
 async def with_inspection(

@@ -317,7 +317,8 @@ class ResponseWriter:
     def _take_logprobs(self, text: str, has_logprobs: bool) -> list[JsonObject]:
         """The log-probabilities of the tokens that wrote a text. Those before them wrote marks, which
         no item holds, and thoughts have none."""
-        tokens, missing = list[JsonObject](), len(text.encode()) * has_logprobs
+        tokens = list[JsonObject]()
+        missing = len(text.encode()) * has_logprobs
         while self.logprobs and missing > 0:
             tokens.insert(0, self.logprobs.pop())
             missing -= len(tokens[0]["bytes"])
@@ -326,7 +327,9 @@ class ResponseWriter:
 
     def _close(self) -> Iterator[bytes]:
         """Yields the events that end the open text or call, if any."""
-        item, field, self.field = self.output[-1] if self.output else {}, self.field, ""
+        item = self.output[-1] if self.output else {}
+        field = self.field
+        self.field = ""
         if field == "tool_calls":
             function = {name: item[name] for name in ("name", "arguments")}
             yield self._item_event("function_call_arguments.done", **function)

@@ -36,9 +36,11 @@ class CallFormat:
         call = f"({' | '.join(calls)})"
         if not self.opening:  # the whole answer
             return f"calls: {call}\nmixed: calls | /([^{{\\s](.|\\n)*)?/\n"
-        call_end, repeated = rf'"\n" {call} "\n{self.closing}"', rf'("\n" {mark} REST)*'
+        call_end = rf'"\n" {call} "\n{self.closing}"'
+        repeated = rf'("\n" {mark} REST)*'
         if self.is_list:
-            call_end, repeated = f'"[" {call} {f"""(", " {call})*""" if several else ""} "]"', ""
+            call_end = f'"[" {call} {f"""(", " {call})*""" if several else ""} "]"'
+            repeated = ""
         repeated = repeated.replace("REST", call_end) if several else ""
         # the lazy suffix ends a text at the opening
         is_text = mark.startswith('"')
@@ -61,7 +63,9 @@ UNREAD = ("<function=", "<arg_key>", "[ARGS]")
 def call_format(template: str) -> CallFormat | None:
     """The format in which a chat template writes calls; None for one that is not read here."""
     forms = (FORMATS[sign] for sign in FORMATS if sign in template)
-    return None if any(sign in template for sign in UNREAD) else next(forms, None)
+    if any(sign in template for sign in UNREAD):
+        return None
+    return next(forms, None)
 
 
 def grammar(
@@ -150,7 +154,8 @@ class AnswerReader:
                 # nine letters and digits: Mistral's templates take no other
                 entry = {"id": uuid.uuid4().hex[:9], "type": "function"}
                 deltas.append(self._call_delta({"name": call[1], "arguments": ""}, **entry))
-                self.pending, self.field = self.pending[call.end() :], "arguments"
+                self.pending = self.pending[call.end() :]
+                self.field = "arguments"
                 continue
             marks = self.next[self.field]
             head = self.pending.lstrip()
@@ -170,7 +175,8 @@ class AnswerReader:
                 n for mark in marks for n in range(len(mark)) if self.pending.endswith(mark[:n])
             )
             size -= size if self.field == "tool_calls" else max(cuts, default=0)
-        ready, self.pending = self.pending[:size], self.pending[size:]
+        ready = self.pending[:size]
+        self.pending = self.pending[size:]
         return deltas + self._emit(ready)
 
     def _emit(self, piece: str) -> list[JsonObject]:

@@ -91,7 +91,11 @@ class Check:
 
 
 def _short(number: float | None) -> str:
-    return "-" if number is None else f"{number:.1e}" if number else "0"
+    if number is None:
+        return "-"
+    if number:
+        return f"{number:.1e}"
+    return "0"
 
 
 def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantized: bool = False) -> float:

@@ -163,7 +163,9 @@ def spans(
     lead = next(
         (at for at in range(min(3, len(ids))) if list(ids[at:]) == short[: len(ids) - at]), None
     )
-    return {} if lead is None else dict(enumerate(tokenizer.offsets(text)[: len(ids) - lead], lead))
+    if lead is None:
+        return {}
+    return dict(enumerate(tokenizer.offsets(text)[: len(ids) - lead], lead))
 
 
 def plan(trace: Any) -> list[JsonObject]:

@@ -233,7 +233,9 @@ def ask(
     )
 
     def number(word: int) -> str:
-        return f"{name}[0,{word}]" if place is None else f"{name}[0,{place},{word}]"
+        if place is None:
+            return f"{name}[0,{word}]"
+        return f"{name}[0,{place},{word}]"
 
     less = None if rival is None else number(rival)
     return Question(run, number(chosen), less, chosen, piece, rival, rival_piece, place)
@@ -363,6 +365,7 @@ def _foreign_named(cause: Cause, run: ModuleTrace, place: str) -> tuple[Any, ...
     block = re.search(r"\.(\d+)(\.|$)", path)
     kind, index = cause.kind, None
     if kind == "chosen" and any(path == x.mixed.address for x in run.structure.attentions):
-        kind, index = "head", int(places.split(",")[-2])
+        kind = "head"
+        index = int(places.split(",")[-2])
     kind = {"chosen": "write", "weight": "bias"}.get(kind, kind)
     return kind, cause.address, None if block is None else int(block[1]), index

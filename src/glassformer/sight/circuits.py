@@ -231,7 +231,9 @@ class Site:
 
     def position(self, place: Places) -> int | None:
         """The token of a row; None of what all tokens share."""
-        return None if self.kind == "bias" else place[-1 if "head" in self.kind else 0]
+        if self.kind == "bias":
+            return None
+        return place[-1 if "head" in self.kind else 0]
 
     def rows_along(self, gradient: Tensor, least: float) -> Iterator[tuple[Places, float]]:
         """The rows that add or take more than ``least`` along a gradient, and what they add."""
@@ -244,7 +246,9 @@ class Site:
 def _sites(run: ModuleTrace, neurons: bool) -> list[Site]:
     """All that nodes are rows of, the latest of the pass first."""
     order = {x: at for at, op in enumerate(run.operations) for x in op.outputs}
-    addresses, tables, sites = writers_of(run, ":", STACKS), list[str](), []
+    addresses = writers_of(run, ":", STACKS)
+    tables = list[str]()
+    sites = []
     if not isinstance(run, Trace):
         rows = (op.outputs[0] for op in run.operations if op.name == "embedding")
         tables = [f"{x.address}[0,:]" for x in rows if len(x.shape) == 3 == 2 + x.shape[0]]
@@ -256,7 +260,8 @@ def _sites(run: ModuleTrace, neurons: bool) -> list[Site]:
             kind = KINDS[kind] if block else name.split(".")[1]
         inside = re.sub("[a-z]+", ":", inside)
         value, place = run.parse(f"{name}[{inside}]")
-        sides, lead = inside.count(":"), "0," * inside.startswith("0,")
+        sides = inside.count(":")
+        lead = "0," * inside.startswith("0,")
         kind = "expert" if kind == "mlp" and sides > 1 else kind
         if neurons and kind in ("mlp", "expert", "shared expert"):
             sides, kind = sides + 1, kind.replace("mlp", "neuron")
@@ -276,7 +281,8 @@ class _Look(NamedTuple):
         """A direction (S) along which the scores of a row add up to what the pattern adds to the
         answer beyond even weights: integrated gradients from scores of 0. None where the head is not
         its pattern times its values."""
-        worth, pattern = self.values[place[0]] @ gradient, self.pattern[place]
+        worth = self.values[place[0]] @ gradient
+        pattern = self.pattern[place]
         bound = 1e-4 * float(pattern @ worth.abs())
         if abs(float(pattern @ worth) - inner(z, gradient)) > bound:
             return None
@@ -295,7 +301,8 @@ def _look(run: ModuleTrace, site: Site) -> _Look | None:
         *_, softmax = behind(attention.pattern, CASTS)
         if attention.mixed not in origins or softmax.operation is None:
             continue
-        scores, pattern = softmax.operation.inputs[0], attention.weights()[0].double()
+        scores = softmax.operation.inputs[0]
+        pattern = attention.weights()[0].double()
         x, values = (x.reshape(-1, *x.shape[-2:]) for x in map(numbers, (scores, attention.values)))
         if x.shape[:2] == site.nodes == pattern.shape[:2]:
             values = values.repeat_interleave(len(pattern) // len(values), 0)
@@ -318,7 +325,10 @@ class _Flow:
         small: float,
         report: Callable[[], None],
     ) -> None:
-        self.run, self.keeps, self.small, self.report = question.run, keeps, small, report
+        self.run = question.run
+        self.keeps = keeps
+        self.small = small
+        self.report = report
         self.sites = {site.address: site for site in sites}
         self.gradients: dict[str, Tensor] = {}
         self.leaves: dict[str, float] = defaultdict(float)  # what no site writes
@@ -448,7 +458,8 @@ class _Held:
     def answer(self, circuit: Iterable[str]) -> float:
         """The answer by a circuit alone."""
         self.report()
-        run, is_inside = self.question.run, torch.zeros(len(self.rows), dtype=torch.bool)
+        run = self.question.run
+        is_inside = torch.zeros(len(self.rows), dtype=torch.bool)
         is_inside[[self.rows[name] for name in circuit if name in self.rows]] = True
         masks = torch.split(is_inside, [math.prod(site.nodes) for site in self.fill])
         pairs = zip(self.fill, masks, strict=True)

@@ -126,7 +126,8 @@ def fidelity(
         >>> glassformer.fidelity(model, tokenizer, ["Once upon a time"]).recovered()
     """
     dictionary, rows = _read(model, tokenizer, texts, limit, context)
-    firings, sums = torch.zeros(2, dictionary.width), list[Tensor]()
+    firings = torch.zeros(2, dictionary.width)
+    sums = list[Tensor]()
 
     def see(number: int, tape: Tape, is_token: Tensor) -> None:
         firings[number] += (tape[ACTIVE][is_token] > 0).sum(0).cpu()
@@ -136,7 +137,8 @@ def fidelity(
     with Progress("reading", progress) as report, inference(model):
         losses = {"model": _losses(model, rows, {}, lambda *tape: see(0, *tape))}
         tokens = sum(int((pos >= 0).sum()) for _, pos in rows)
-        mean, zero = torch.stack(sums).sum(0) / tokens, torch.zeros(())
+        mean = torch.stack(sums).sum(0) / tokens
+        zero = torch.zeros(())
         variants: dict[str, TapeEdits] = {
             "features": {ERROR: _constant(zero)},
             "mean": {ACTIVE: _constant(zero), ERROR: _constant(mean)},
@@ -190,7 +192,8 @@ def feature(
         UserError: There is no such feature.
     """
     dictionary, rows = _read(model, tokenizer, texts, limit, context)
-    name, last = f"{ACTIVE}[{number}]", dictionary.width - 1
+    name = f"{ACTIVE}[{number}]"
+    last = dictionary.width - 1
     need(0 <= number <= last, f"There is no feature {number}; there are 0 to {last}.")
     (neuron,) = top_activations(
         model, tokenizer, texts, [name], top=top, limit=limit, context=context, progress=progress
@@ -217,7 +220,8 @@ def feature(
 
 def randomised(dictionary: Any, seed: int) -> Any:
     """A dictionary of the same size and lengths, of random directions that stand for themselves."""
-    baseline, generator = copy.deepcopy(dictionary), torch.Generator().manual_seed(seed)
+    baseline = copy.deepcopy(dictionary)
+    generator = torch.Generator().manual_seed(seed)
     for weight, side in ((baseline.W_dec, 1), (baseline.W_enc, 0)):
         rows = torch.randn(baseline.width, weight.shape[side], generator=generator)
         if weight is baseline.W_enc and baseline.target == baseline.address:
@@ -278,7 +282,8 @@ def _losses(
     """The loss of each next token (N,), with edits; ``see`` is shown the features of each pass."""
     losses = []
     for tokens, pos in rows:
-        tape, is_next = Tape(ACTIVE, ERROR, edits=edits), pos[:, 1:] >= 0
+        tape = Tape(ACTIVE, ERROR, edits=edits)
+        is_next = pos[:, 1:] >= 0
         hidden = model(tokens, pos=pos, tape=tape, logits="none").hidden[:, :-1][is_next]
         logits = streams.wide(model.head(hidden, model.embed))  # type: ignore[misc]
         losses.append(F.cross_entropy(logits, tokens[:, 1:][is_next], reduction="none"))

@@ -363,7 +363,9 @@ def again(trace: ModuleTrace, rows: Mapping[int, Tensor], count: int, position: 
     number in the pass; of a model of ours logits at a position alone."""
 
     def widened(x: Any) -> Any:
-        return x.expand(count, *x.shape[1:]) if isinstance(x, Tensor) else x
+        if isinstance(x, Tensor):
+            return x.expand(count, *x.shape[1:])
+        return x
 
     kwargs = {name: widened(x) for name, x in trace.kwargs.items()}
     if isinstance(trace, Trace):

@@ -228,7 +228,9 @@ def logit_lens(
         need(isinstance(model, Model), "A tuned lens needs a model of Glassformer; leave it out.")
     if not isinstance(model, Model):
         run = passes.record_foreign(model, tokenizer, text, source, edits)
-        tokens, words, vocab = run.tokens, run.tokenizer, run.answer.shape[-1]
+        tokens = run.tokens
+        words = run.tokenizer
+        vocab = run.answer.shape[-1]
     else:
         streams.needs_head(model, "`glassformer contexts` compares its vectors layer by layer.")
         inputs = streams.prepare(model, tokenizer, text, source, edits)

@@ -212,7 +212,9 @@ class _Neuron:
 
     def column(self, x: Tensor) -> Tensor:
         """Its values (B, T) of the path's (B, T, F); (B, T, K) of an expert's neuron."""
-        return x.softmax(-1)[..., self.index] if self.router else x[..., self.index]
+        if self.router:
+            return x.softmax(-1)[..., self.index]
+        return x[..., self.index]
 
     def see(
         self,

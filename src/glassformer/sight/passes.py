@@ -56,7 +56,8 @@ def windows(
     module: nn.Module, tokenizer: Any, texts: Iterable[str], length: int | None = None
 ) -> Iterator[Tensor]:
     """Texts as rows of ids (1, T), in pieces of ``length`` tokens (None: what the module reads)."""
-    most, model = min(limit(module), length or 512), Outside(module, tokenizer)
+    most = min(limit(module), length or 512)
+    model = Outside(module, tokenizer)
     for text in texts:
         ids = model.ids(text)
         yield from torch.split(ids, most, 1) if ids.shape[1] else ()

@@ -227,7 +227,8 @@ def patch_grid(
     pair = [record(model, tokenizer, text, beside) for text, beside in texts]
     kind = _OwnRuns if isinstance(model, Model) else _Runs
     runs = kind(pair, isinstance(source, tuple) and passes.has_source(model))
-    words, vocab = pair[0].tokenizer, pair[0].answer.shape[-1]
+    words = pair[0].tokenizer
+    vocab = pair[0].answer.shape[-1]
     runs.at = at = streams.place(at, pair[0].tokens, words)
     runs.ids = ids = [
         streams.word_id(vocab, words, word) for word in (answer, wrong) if word is not None
@@ -429,7 +430,8 @@ class _OwnRuns(_Runs):
         if len(inputs) == 2 and not self.of_source:
             hidden = trace["encoder.out"].expand(count, -1, -1)
             places = torch.arange(hidden.shape[1], device=hidden.device)[None]
-            inputs, beside = inputs[:1], {"memory": Memory(hidden, places, True)}
+            inputs = inputs[:1]
+            beside = {"memory": Memory(hidden, places, True)}
         place = torch.tensor([self.at], device=inputs[0].device)
         output = model(*inputs, tape=Tape(edits=edits), logits=place, **beside)
         must_be_finite(self.model, output.logits)

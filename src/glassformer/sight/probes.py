@@ -71,7 +71,9 @@ def draw(
             config.source_embed(cfg).vocab, short, tokenizer and tokenizer.for_source, False
         )
     documents = Documents(starts, sources)
-    return (Documents(continued(model, documents, new), sources), new) if grows else (documents, 0)
+    if grows:
+        return (Documents(continued(model, documents, new), sources), new)
+    return (documents, 0)
 
 
 def _written(

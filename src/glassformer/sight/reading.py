@@ -90,7 +90,9 @@ class Chain(PlacedEdit):
 def _wrong(path: str, x: Tensor) -> Tensor:
     """Which numbers no run may have; -infinity hides a key, a word or an expert."""
     hides = path.rpartition(".")[2] in ("scores", "logits", "router")
-    return x.isnan() | (x == math.inf) if hides else ~x.isfinite()
+    if hides:
+        return x.isnan() | (x == math.inf)
+    return ~x.isfinite()
 
 
 def as_edit_list(edits: str | ModelEdit | Edits) -> list[ModelEdit]:

@@ -155,4 +155,6 @@ def _square(path: str, value: Tensor) -> bool:
 
 def _fit(words: Sequence[str], count: int) -> list[str]:
     named = [f"{at}:{word}" for at, word in enumerate(words)]
-    return named if len(named) == count else [str(at) for at in range(count)]
+    if len(named) == count:
+        return named
+    return [str(at) for at in range(count)]

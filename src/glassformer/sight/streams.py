@@ -198,7 +198,9 @@ def place(position: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> 
         return places([position], tokens.shape[1])[0]
     mask = None if tokenizer is None else tokenizer.mask
     masks = [at for at, token in enumerate(tokens[0].tolist()) if token == mask]
-    return masks[0] if len(masks) == 1 else tokens.shape[1] - 1
+    if len(masks) == 1:
+        return masks[0]
+    return tokens.shape[1] - 1
 
 
 def answer_kind(model: Model, of: str | None, kinds: Sequence[str] = ("logit", "label")) -> str:

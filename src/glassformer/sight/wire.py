@@ -68,7 +68,8 @@ class TracePart:
             )
             return self._pooled(self.index, pool)
         axis, heads = self.heads
-        before, after = self.index[:axis], self.index[axis + 1 :]
+        before = self.index[:axis]
+        after = self.index[axis + 1 :]
         return np.stack([self._pooled([*before, head, *after], pool) for head in heads])
 
     def _pooled(self, index: list[int | slice], pool: tuple[int, ...] | None) -> Array:

@@ -208,7 +208,10 @@ def encode(
     table: ExampleTable, template: ChatTemplate, documents_of: DocumentsOf, fit: Fit
 ) -> Encoded:
     """The conversations as rows hold them, with notes of what was cut or came in several texts."""
-    items, cut, lost, several = list[dict[str, Array]](), 0, 0, 0
+    items = list[dict[str, Array]]()
+    cut = 0
+    lost = 0
+    several = 0
     for example in table:
         sides = weighted(template, table.name, example)
         several += len(sides[0]) > 1

@@ -75,7 +75,9 @@ class ConversationRecord:
         pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], sides)
         shared = [message for message, _ in pairs]
         if all(message in shared for message in prompt):  # both answers repeat the prompt
-            prompt, chosen, rejected = shared, chosen[len(shared) :], rejected[len(shared) :]
+            prompt = shared
+            chosen = chosen[len(shared) :]
+            rejected = rejected[len(shared) :]
         if chosen == rejected:
             raise self._error("has the same text as chosen and as rejected")
         need(bool(prompt), f'{self.location} has no "prompt" that both answers follow; add it.')

@@ -171,7 +171,8 @@ class Fit:
 
     def __call__(self, example: Example, texts: list[Any], around: int, side: str) -> list[Any]:
         """The texts, so that they and ``around`` more tokens fit."""
-        room, length = self.context - around, sum(map(len, texts))
+        room = self.context - around
+        length = sum(map(len, texts))
         if length <= room:
             return texts
         holds = (

@@ -26,7 +26,8 @@ def entities(labels: Sequence[str]) -> list[Entity]:
         if kind is not None and not goes_on:
             spans.append((start, at, kind))
         if not goes_on:
-            start, kind = at, None if label == "O" else label[2:]
+            start = at
+            kind = None if label == "O" else label[2:]
     return spans
 
 

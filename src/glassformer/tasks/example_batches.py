@@ -49,7 +49,9 @@ def _fill(sizes: Array, room: int, pool: Array, leftover: int) -> tuple[list[Arr
     for place in range(len(pool) - 1, -1, -1):
         of_shape[shape[place]].append(place)
     count = np.bincount(shape, minlength=len(shapes))
-    is_used, oldest, remaining = np.zeros(len(pool), bool), 0, len(pool)
+    is_used = np.zeros(len(pool), bool)
+    oldest = 0
+    remaining = len(pool)
     rows = []
     while remaining > leftover:
         row: list[int] = []
@@ -78,7 +80,8 @@ def _fill(sizes: Array, room: int, pool: Array, leftover: int) -> tuple[list[Arr
 def in_order(sizes: Array, room: int) -> Iterator[Array]:
     """Examples packed into rows in the order given; the first that does not fit begins the next
     row."""
-    first, filled = 0, np.zeros(sizes.shape[1], np.int64)
+    first = 0
+    filled = np.zeros(sizes.shape[1], np.int64)
     for place, size in enumerate(sizes):
         if ((filled + size) > room).any():
             yield np.arange(first, place)

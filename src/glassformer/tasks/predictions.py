@@ -294,7 +294,8 @@ def _rows(
     need(bool(texts), "There is no text; give at least one.")
     pieces = [(text,) if isinstance(text, str) else text for text in texts]
     need(all(map(all, pieces)), "A text is empty; give some text.")
-    most, rows = int(min(model.config.context, model.limit)), encode(texts)
+    most = int(min(model.config.context, model.limit))
+    rows = encode(texts)
     long = [place for place, (ids, _) in enumerate(rows) if len(ids) > most]
     if long:
         length = (
@@ -325,7 +326,8 @@ def _map_rows(
     is padded."""
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     tape, *_ = edited(edits, model)
-    device, results = next(model.parameters()).device, dict[int, Tensor]()
+    device = next(model.parameters()).device
+    results = dict[int, Tensor]()
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
     for places in _groups(rows, order, batch, AT_ONCE if device.type == "cpu" else None):
         ids, kinds = zip(*(rows[place] for place in places), strict=True)
@@ -467,7 +469,9 @@ class Filling:
     @property
     def rows(self) -> list[list[int]]:
         """Rows for the next forward pass; none once every blank is filled."""
-        return [] if self.results else [ids for _, ids, _ in self._beams[self._updated :]]
+        if self.results:
+            return []
+        return [ids for _, ids, _ in self._beams[self._updated :]]
 
     def update(self, logits: Tensor) -> None:
         """Logits (B, P, V) of the first B rows at the P blanks.

@@ -52,7 +52,8 @@ def exact(answer: str, record: Record) -> float:
 @reward
 def number(answer: str, record: Record) -> float:
     """1 where the last number of the answer is that of the record's."""
-    numbers, expected = NUMBER.findall(answer), NUMBER.findall(_expected(record))
+    numbers = NUMBER.findall(answer)
+    expected = NUMBER.findall(_expected(record))
     need(bool(expected), 'has an "answer" without a number; fix or remove it.')
     return float(bool(numbers) and _value(numbers[-1]) == _value(expected[-1]))
 

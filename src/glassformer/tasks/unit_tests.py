@@ -58,7 +58,9 @@ def _named(tests: Sequence[str]) -> dict[str, str]:
 
 def run_job(job: dict[str, Any], end: int) -> NoReturn:
     """In the fork: run the answer, then each test with its names; write 1 or 0 for each."""
-    process, folder, seconds = os.getpid(), Path(job["folder"]), job["seconds"]
+    process = os.getpid()
+    folder = Path(job["folder"])
+    seconds = job["seconds"]
     try:
         limited_process.limit(seconds)
         # their signals end the process

@@ -181,7 +181,8 @@ class _Watch(TorchFunctionMode):
 
     def add(self, path: str, number: int | None, x: Tensor) -> None:
         """One more product of x (.., C)."""
-        flat, width = x.reshape(-1, x.shape[-1]).float(), x.shape[-1]
+        flat = x.reshape(-1, x.shape[-1]).float()
+        width = x.shape[-1]
         if path not in self.sums:
             stack = () if number is None else (len(self.weights[path]),)
             self.sums[path] = flat.new_zeros(*stack, width, width)

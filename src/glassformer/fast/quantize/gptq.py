@@ -40,7 +40,8 @@ def calibrated(weight: Tensor, bits: int, group: int, gram: Tensor) -> rounding.
     order = matters.argsort(descending=True, stable=True)
     factor = _factor(gram[order][:, order], float(floor))
     best = rounding.searched(weight, bits, group, matters + floor)
-    least, scales = _output_error(weight, *best, group, gram), best[1]
+    least = _output_error(weight, *best, group, gram)
+    scales = best[1]
     for turn in range(TURNS):
         wide = scales.float().repeat_interleave(group, -1)[:, : weight.shape[1]][:, order]
         codes = torch.empty(weight.shape, dtype=torch.int8)

@@ -110,7 +110,9 @@ def relative_error(weight: Tensor, rounded: Tensor, gram: Tensor | None = None) 
 
 def ratio(error: float, size: float) -> float:
     """The relative error of both squares."""
-    return math.sqrt(max(error, 0.0) / size) if size > 0 else 0.0
+    if size > 0:
+        return math.sqrt(max(error, 0.0) / size)
+    return 0.0
 
 
 class Answers:

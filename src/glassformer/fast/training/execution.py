@@ -193,7 +193,9 @@ def choose_execution(
 def _dtype(model_config: config.Model, kind: str, settings: run.Train) -> tuple[str, str]:
     """The number format of a run, and why."""
     row = find_rule(model_config, kind)
-    return (row.dtype, row.why) if settings.dtype == "auto" else (settings.dtype, "as asked")
+    if settings.dtype == "auto":
+        return (row.dtype, row.why)
+    return (settings.dtype, "as asked")
 
 
 def choose_by_table(

@@ -147,7 +147,8 @@ class SampledModule(nn.Module):
 
 def sampled_order(model: Model, sampler: Model) -> Model:
     """A view of ``model`` that computes in the order of ``sampler``, a view of the same weights."""
-    swaps, mixtures = dict[nn.Module, nn.Module](), list[str]()
+    swaps = dict[nn.Module, nn.Module]()
+    mixtures = list[str]()
     activations = list[str]()
     for path, module in model.named_modules():
         if any(path.startswith(mixture) for mixture in mixtures):

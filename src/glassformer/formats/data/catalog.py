@@ -54,7 +54,8 @@ def _published() -> dict[str, Published]:
     table = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
     published = {}
     for name, raw in table.items():
-        folder, url = raw.pop("folder", name), raw.pop("url", "")
+        folder = raw.pop("folder", name)
+        url = raw.pop("url", "")
         listed = raw.pop("files", {}).items()
         fetched = tuple(
             Download(f"{folder}/{file}", url + path, sha256) for file, (path, sha256) in listed
@@ -119,7 +120,9 @@ def _here_or_home(path: Path) -> Path:
     ``GLASSFORMER_DATA``."""
     home = data_home()
     away = home is not None and path.parent != Path() and files.path_kind(path) is None
-    return home / path if away and home and files.path_kind(home / path) is not None else path
+    if away and home and files.path_kind(home / path) is not None:
+        return home / path
+    return path
 
 
 def locate(name_or_path: str) -> Path:

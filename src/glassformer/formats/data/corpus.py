@@ -63,7 +63,9 @@ class CorpusFile:
 
     def _kind(self) -> list[str]:
         """File kinds added later, so that older cache keys stay valid."""
-        return [self.path.suffix] if self.path.suffix in (".zst", *tables.SUFFIXES) else []
+        if self.path.suffix in (".zst", *tables.SUFFIXES):
+            return [self.path.suffix]
+        return []
 
     def pieces(self) -> Iterator[TextPiece]:
         """The documents in order, long ones in several pieces; UserError where the file is not
@@ -254,7 +256,9 @@ def _looks_like_text(path: Path) -> bool:
 def cache_home() -> Path:
     """The folder of downloads and tokenised corpora; ``$GLASSFORMER_CACHE`` names another."""
     named = os.environ.get("GLASSFORMER_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "glassformer"
+    if named:
+        return Path(named).expanduser()
+    return Path.home() / ".cache" / "glassformer"
 
 
 def data_home() -> Path | None:

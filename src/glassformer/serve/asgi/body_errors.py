@@ -130,4 +130,6 @@ def _preview(value: Any) -> str:
         if value is None or isinstance(value, str | int | float)
         else type(value).__name__
     )
-    return text if len(text) <= 60 else f"{text[:56]} ..."
+    if len(text) <= 60:
+        return text
+    return f"{text[:56]} ..."

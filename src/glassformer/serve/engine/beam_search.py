@@ -53,7 +53,9 @@ class BeamSearch:
         self.steps += 1
         self.logits.clear()
         (parents,) = advance([self.state], logits, vocab_size)
-        return (parents, [beam.tokens[-1] for beam in self.state.beams]) if parents else None
+        if parents:
+            return (parents, [beam.tokens[-1] for beam in self.state.beams])
+        return None
 
     def finish(self) -> list[Event]:
         """Events of the best hypotheses, token by token. A continuation without a hypothesis ends

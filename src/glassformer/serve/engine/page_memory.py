@@ -218,7 +218,8 @@ def state_bytes(model: Model, context: int, first: int) -> int:
             states = [state for state, _ in cache.layers if isinstance(state, MixerState)]
             held_bytes = sum(tensor.nbytes for state in states for tensor in state.tensors)
             sizes.append((cache.length, held_bytes))
-    (length, held_bytes), (longer, more) = sizes[0], sizes[-1]
+    (length, held_bytes) = sizes[0]
+    (longer, more) = sizes[-1]
     growth = (more - held_bytes) / max(1, longer - length)
     total = more + max(0.0, growth) * (context - longer)
     for kv, cross in cache.layers:

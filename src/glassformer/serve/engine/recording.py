@@ -30,7 +30,9 @@ def concatenate(pieces: Sequence[RecordedValues]) -> RecordedValues:
     for path in pieces[0].values if len(pieces) > 1 else ():
         values_by_piece = [piece.values[path] for piece in pieces]
         values[path] = joined(path, values_by_piece, token_axis(path))
-    return RecordedValues(pieces[0].start, values) if len(pieces) > 1 else pieces[0]
+    if len(pieces) > 1:
+        return RecordedValues(pieces[0].start, values)
+    return pieces[0]
 
 
 class Look:

@@ -44,7 +44,9 @@ class PageFields(BaseModel):
     @classmethod
     def _sent(cls, value: Any) -> Any:
         sent = isinstance(value, dict)
-        return {name: item for name, item in value.items() if item is not None} if sent else value
+        if sent:
+            return {name: item for name, item in value.items() if item is not None}
+        return value
 
 
 F = TypeVar("F", bound=PageFields)

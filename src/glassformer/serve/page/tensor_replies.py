@@ -56,7 +56,9 @@ def _suggested_pool(shape: list[int]) -> str:
     side = MAX_SIDE
     while leading_size * side * side > MAX_BYTES - 4096 and side > 1:
         side //= 2
-    return f"max:{side}x{side}" if len(shape) > 1 else f"max:{MAX_SIDE * MAX_SIDE}"
+    if len(shape) > 1:
+        return f"max:{side}x{side}"
+    return f"max:{MAX_SIDE * MAX_SIDE}"
 
 
 def _span(text: str | None) -> tuple[float, float] | None:
@@ -85,7 +87,8 @@ def thumbnails(run: CachedTrace, fields: ThumbnailFields, check: CancelCheck) ->
     need(bool(squares), "This model has no attention with heads.")
     low, _, high = fields.layers.partition(":")
     count = len(squares)
-    first, last = int(low or 0), int(high or count)
+    first = int(low or 0)
+    last = int(high or count)
     within("layers", max(first, last), 0, count)
     shape, span = ("sqrt", (0.0, 1.0)) if kind == "pattern" else ("lin", None)
     tensors = {}

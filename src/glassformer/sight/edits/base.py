@@ -81,7 +81,9 @@ def _shown(value: Any) -> str:
         return f"<{'x'.join(map(str, value.shape))} values>"
     if isinstance(value, Sequence) and len(value) <= 12:
         inside = ", ".join(map(_shown, value))
-        return f"({inside}{',' * (len(value) == 1)})" if isinstance(value, tuple) else f"[{inside}]"
+        if isinstance(value, tuple):
+            return f"({inside}{',' * (len(value) == 1)})"
+        return f"[{inside}]"
     if isinstance(value, Mapping) and all(isinstance(key, int) for key in value):
         return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
     is_number = isinstance(value, int | float) or value is None
@@ -201,7 +203,11 @@ Choose: TypeAlias = Callable[[str, Tensor, Place], Tensor | None]
 
 def several(index: int | Sequence[int] | None) -> tuple[int, ...] | None:
     """An index or several as a tuple; None stays."""
-    return index if index is None else (index,) if isinstance(index, int) else tuple(index)
+    if index is None:
+        return index
+    if isinstance(index, int):
+        return (index,)
+    return tuple(index)
 
 
 def chooser(

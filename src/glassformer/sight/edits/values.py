@@ -143,7 +143,9 @@ class steer(Edit):
                 _recorded(reading, path, str(text), None).select(axis, -1)[0] for text in vector
             )
             apart = to - back
-            return apart if apart.ndim == 1 else apart.unsqueeze(1 if axis == 2 else 0)
+            if apart.ndim == 1:
+                return apart
+            return apart.unsqueeze(1 if axis == 2 else 0)
         tensor = _as_tensor(vector, "vector")
         size = reading.shapes[path][-1]
         need(

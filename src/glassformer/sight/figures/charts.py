@@ -95,7 +95,9 @@ class Heat:
         finite = self.values[np.isfinite(self.values)]
         low, high = self.span or ((finite.min(), finite.max()) if finite.size else (0.0, 1.0))
         most = max(abs(low), abs(high))
-        return (-float(most), float(most)) if self.signed else (float(low), float(high))
+        if self.signed:
+            return (-float(most), float(most))
+        return (float(low), float(high))
 
     def _colours(self) -> Array:
         return colours(self.values, *self._scale(), self.signed)
@@ -223,7 +225,11 @@ class TableFigure:
         object.__setattr__(self, "rows", [list(map(self._cell, row)) for row in self.rows])
 
     def _cell(self, x: Any) -> str:
-        return f"{x:{self.form}}" if isinstance(x, float) else "" if x is None else str(x)
+        if isinstance(x, float):
+            return f"{x:{self.form}}"
+        if x is None:
+            return ""
+        return str(x)
 
     def lines(self) -> list[str]:
         """For a terminal."""

@@ -32,7 +32,9 @@ def element(name: str, content: str = "", **attributes: Any) -> str:
         f' {key.replace("_", "-")}="{f"{value:g}" if isinstance(value, float) else value}"'
         for key, value in attributes.items()
     )
-    return f"<{name}{pairs}>{content}</{name}>" if content else f"<{name}{pairs}/>"
+    if content:
+        return f"<{name}{pairs}>{content}</{name}>"
+    return f"<{name}{pairs}/>"
 
 
 @dataclass(frozen=True)

@@ -302,7 +302,9 @@ class Patches(Shown):
 def _rank_correlation(patches: Sequence[Patch]) -> float:
     table = torch.tensor([(patch.expected, patch.exact) for patch in patches], dtype=torch.float64)
     ranks = table.argsort(0).argsort(0).double()
-    return float(torch.corrcoef(ranks.T)[0, 1]) if len(patches) > 1 else math.nan
+    if len(patches) > 1:
+        return float(torch.corrcoef(ranks.T)[0, 1])
+    return math.nan
 
 
 # --------------------------------------------------------------------------------------- the trace

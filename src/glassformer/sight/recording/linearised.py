@@ -205,7 +205,9 @@ class Linearised:
         if (not live and name not in TERMS) or name in FIXED:
             return {}
         if name == "div":
-            return {0: 1.0} if operation.argument(0, "input") is inputs[0] else {}
+            if operation.argument(0, "input") is inputs[0]:
+                return {0: 1.0}
+            return {}
         if name in TERMS:
             return self._factors(operation, inexact)
         if name in SCALED:
@@ -386,4 +388,6 @@ def _slopes(pairs: Sequence[tuple[Tensor, Tensor]], carriers: Sequence[Tensor]) 
 def inner(a: Tensor, b: Tensor) -> float:
     """The sum of products of two tensors' numbers; 0 of anything is 0."""
     total = float(torch.vdot(a.reshape(-1), b.reshape(-1)).real)
-    return total if math.isfinite(total) else float((a.conj() * b).real[a != 0].sum())
+    if math.isfinite(total):
+        return total
+    return float((a.conj() * b).real[a != 0].sum())

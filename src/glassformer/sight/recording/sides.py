@@ -49,7 +49,8 @@ class Sides:
         for value in outputs:
             names = self.names.get(value, ())
             if "T" in names[:-1] and value.shape[-1] == words and self.head is None:
-                self.head, self.names[value] = value, (*names[:-1], "V")
+                self.head = value
+                self.names[value] = (*names[:-1], "V")
 
     def of(self, value: Value) -> tuple[str, ...]:
         """The names of a value's sides."""

@@ -51,7 +51,8 @@ class FoundAttention:
         matrix follows."""
         weights = [x for x in (self.output.inputs if self.output else ()) if len(x.shape) == 2]
         v = _batched(read(self.values)).double()
-        heads, width = self.weights().shape[1], v.shape[-1]
+        heads = self.weights().shape[1]
+        width = v.shape[-1]
         v = v.repeat_interleave(heads // v.shape[1], 1)
         for weight in weights:
             matrix = read(weight).double()
@@ -183,7 +184,8 @@ class Structure:
 
     def _head(self) -> list[Operation]:
         """The functions between the last state and the answer."""
-        last, needed = self.states[-1], self._from[self.answer]
+        last = self.states[-1]
+        needed = self._from[self.answer]
         return [
             operation
             for operation in self.trace.operations

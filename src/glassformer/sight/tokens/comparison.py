@@ -172,7 +172,8 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
             try:
                 visible = raw.decode()
             except UnicodeDecodeError:
-                visible, kind = f"<0x{raw.hex().upper()}>", BYTES
+                visible = f"<0x{raw.hex().upper()}>"
+                kind = BYTES
         results.append(Token(id, name, visible, kind, start, end))
     return results
 

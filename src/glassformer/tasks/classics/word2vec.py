@@ -100,14 +100,18 @@ class Word2Vec:
         most = expected.max() / expected.sum()
         # few, where there are few different words
         at_once = max(1, int(MOST_MOVED / (settings.rate * most)))
-        self.row, self.batch = min(ROW, at_once), max(1, min(ROWS, at_once // ROW))
+        self.row = min(ROW, at_once)
+        self.batch = max(1, min(ROWS, at_once // ROW))
         noise = frequencies.pow(0.75)
         self.noise = (noise / noise.sum()).cumsum(0).float()
 
     def train(self) -> Iterator[EpochProgress]:
         """Go through the text ``epochs`` times; a TrainStep every 131,072 words (REPORT), and at the
         end."""
-        settings, words, done, reported = self.settings, len(self.text), 0, 0
+        settings = self.settings
+        words = len(self.text)
+        done = 0
+        reported = 0
         total = settings.epochs * words
         for epoch in range(settings.epochs):
             for low in range(0, words, CHUNK):
@@ -183,14 +187,16 @@ class Word2Vec:
     def _prepare(self, ids: Tensor, pos: Tensor, reach: Tensor) -> PairBatch:
         """All that is known of some rows before the tables are looked at."""
         settings = self.settings
-        window, inner = settings.window, ids[:, settings.window : -settings.window].contiguous()
+        window = settings.window
+        inner = ids[:, settings.window : -settings.window].contiguous()
         noise = torch.searchsorted(
             self.noise, torch.rand(len(ids), settings.negative, generator=self.random)
         )
         noise.clamp_(max=len(self.noise) - 1)
         # small numbers are fast, and FAR is never reached
         if (self.row + 2 * window) * (window + 1) < FAR:
-            pos, reach = (pos - pos[:, window, None]).clamp_(-FAR, FAR).short(), reach.short()
+            pos = (pos - pos[:, window, None]).clamp_(-FAR, FAR).short()
+            reach = reach.short()
         far = (pos[:, window:-window, None] - pos[:, None]).abs_()
         if (
             settings.kind == "skip-gram"
@@ -234,7 +240,8 @@ class Word2Vec:
         context, targets = _take(self.inputs, batch.ids), _take(self.outputs, batch.inner)
         noise = _take(self.outputs, batch.output_ids)
         mean_context = batch.mean @ context
-        right, wrong = (mean_context * targets).sum(2, keepdim=True), mean_context @ noise.mT
+        right = (mean_context * targets).sum(2, keepdim=True)
+        wrong = mean_context @ noise.mT
         loss = _loss(torch.cat((right, wrong), 2), batch.weight, 1) if report else math.nan
         right = right.neg_().sigmoid_().mul_(batch.weight[..., :1]).mul_(rate)
         wrong = wrong.sigmoid_().mul_(batch.weight[..., 1:]).mul_(-rate)

@@ -141,7 +141,8 @@ def score(
     with inference(model):
         while batch_rows := list(islice(rows, batch)):
             tokens, targets, pos, document_ids = collate(batch_rows)
-            highest, last = max(int(tokens.max()), int(targets.max())), cfg.embed.vocab - 1
+            highest = max(int(tokens.max()), int(targets.max()))
+            last = cfg.embed.vocab - 1
             sentence = f"The text has token ids above {last}, the model's last"
             need(highest <= last, f"{sentence}; use the tokenizer it was trained with.")
             for logits, row_targets in predicted(model, tokens, targets, pos, document_ids, tape):

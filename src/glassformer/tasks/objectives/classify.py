@@ -76,7 +76,8 @@ class Classify(Objective):
 
     def example(self, row: ExampleRow) -> Example:
         """A text, perhaps a second one, and a label or a number."""
-        text, second = row.prefixed_text("text"), row.text("second") if "second" in row else None
+        text = row.prefixed_text("text")
+        second = row.text("second") if "second" in row else None
         label = (row.number if self.regression else row.label)(row.record["label"])
         return Example(text, second, label, row.line)
 

@@ -78,7 +78,8 @@ class Distill(Chat):
             judge = store.digest(teacher)
         if not self.logits:
             return replace(encoded, judge=judge)
-        path, key = Path(self.logits).expanduser(), f"{encoded.key} {tokenizer.fingerprint} {judge}"
+        path = Path(self.logits).expanduser()
+        key = f"{encoded.key} {tokenizer.fingerprint} {judge}"
         sizes, ids, logits = _saved(path) if path.exists() else ({}, None, None)
         most = min(self.top, tokenizer.size)
         width = most if ids is None else ids.shape[1]
@@ -95,7 +96,8 @@ class Distill(Chat):
             sizes = {**sizes, key: len(more[0])}
             _save(path, keys=[*sizes], sizes=[*sizes.values()], ids=columns[0], logits=columns[1])
         at = max(at for at, name in enumerate(sizes) if name.startswith(key))
-        side, before = encoded.sides[0], sum([*sizes.values()][:at])
+        side = encoded.sides[0]
+        before = sum([*sizes.values()][:at])
         targets_before = np.concatenate([[0], np.cumsum(side.columns["targets"] >= 0)])
         rows = (before + targets_before[side.starts[:-1]])[:, None]
         return replace(encoded, reference=rows, judge=[*sizes][at].rpartition(" ")[2])
@@ -108,7 +110,9 @@ class Distill(Chat):
         from ..example_batches import each_once
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        model, ids, logits = _teacher(self.teacher, device)[0], [], []
+        model = _teacher(self.teacher, device)[0]
+        ids = []
+        logits = []
         with torch.no_grad():
             for batch in each_once(encoded, BATCH, context):
                 batch = batch.to(torch.device(device))

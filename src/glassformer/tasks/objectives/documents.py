@@ -68,7 +68,8 @@ def documents(batch: Batch) -> DocumentSpans:
     from ...core.nn.flow import document_starts
 
     shape, pos = batch.tokens.shape, positions(batch)
-    real, opens = (pos >= 0).numpy(), document_starts(pos).numpy()
+    real = (pos >= 0).numpy()
+    opens = document_starts(pos).numpy()
     of = np.where(real, opens.cumsum().reshape(shape) - 1, -1)
     return DocumentSpans(np.flatnonzero(opens), np.bincount(of[real]), of)
 

@@ -154,7 +154,8 @@ class Rewarded(Conversations):
         model.eval()  # what is drawn and what is learned from are of one pass, without dropout
         try:
             sampler, rollout = self.rollout(model, prompts, batch.tokens.shape[1], training)
-            tokens, facts = len(rollout.answer), {"reward": rollout.rewards.mean()}
+            tokens = len(rollout.answer)
+            facts = {"reward": rollout.rewards.mean()}
             if not training:
                 return Loss(-rollout.rewards.sum(), len(prompts), None, tokens, facts)
             exact = self.exact and sampler.exact

@@ -46,7 +46,8 @@ class Seq2Seq(SomeTokens):
             start = decoder_start(tokenizer, framing.model)
             (target,) = fit(example, [target], len(start), "target")
             source_ids = source(framing.source_tokenizer or tokenizer, first)
-            tokens, unlearned = [*start, *target], [-1] * (len(start) - 1)
+            tokens = [*start, *target]
+            unlearned = [-1] * (len(start) - 1)
             pos = [*range(len(tokens))]
             written = {"tokens": tokens, "targets": [*unlearned, *target, eos], "pos": pos}
             return [written, {"source": source_ids, "source_pos": [*range(len(source_ids))]}]

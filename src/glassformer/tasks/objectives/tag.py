@@ -60,7 +60,8 @@ class Tag(Objective):
     def layout(self, framing: Framing, fit: Fit) -> Layout:
         """Words' ids between what opens and closes a text, and a target at the first of each."""
         opened = framing.texts([[-1]])["tokens"]
-        start, around = opened.index(-1), len(opened) - 1
+        start = opened.index(-1)
+        around = len(opened) - 1
 
         def lay(example: Example, words: list[list[int]], second: list[int] | None) -> list[Item]:
             ids = [id for word in words for id in word]

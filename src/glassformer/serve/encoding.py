@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from ..core.files import JsonObject
 from ..tasks.pool import probabilities
-from ..tasks.predictions import vector_row, worded
+from ..tasks.predictions import is_framed_as_file, worded
 from .asgi.limits import FLOAT_BYTES, MOST_TEXTS, MOST_TOKENS
 from .asgi.replies import HttpError, refuse
 from .engine import Encode
@@ -320,6 +320,7 @@ async def _outputs(
     served.check_lengths(flat, "input")
     refuse(not all(flat), "A text is empty; give some text.", "input")
     rows = await context.run(sum(map(len, flat)), _encode_texts, served, texts, output)
+    refuse(not all(ids for ids, _ in rows), "A text has no token; give some text.", "input")
     longest = max(len(ids) for ids, _ in rows)
     if longest > served.context:
         message = f"A text has {longest} tokens and the model reads {served.context}; shorten it."
@@ -346,17 +347,14 @@ def _encode_texts(served: ServedModel, texts: Sequence[Text], output: Encoded) -
     """Token ids and segment ids of texts or pairs, with the special tokens of this output. Raises
     HttpError for ids outside the vocabulary."""
     tokenizer = served.tokenizer
+    as_file = output == "vector" and is_framed_as_file(served.config)
     rows = Rows()
     for text in texts:
-        if isinstance(text, tuple):
-            rows += tokenizer.encode_pairs([text])
-            continue
-        ids = tokenizer.encode(text) if isinstance(text, str) else text
-        check_ids(ids, tokenizer.size, "input")
-        is_vector = output == "vector"
-        rows.append(
-            vector_row(served.config, tokenizer, ids) if is_vector else tokenizer.framed([ids])
-        )
+        if isinstance(text, list):
+            check_ids(text, tokenizer.size, "input")
+            rows.append(tokenizer.framed([text], as_file=as_file))
+        else:
+            rows += tokenizer.encode_pairs([text], as_file=as_file)
     return rows
 
 

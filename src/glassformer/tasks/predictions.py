@@ -84,7 +84,8 @@ def embed(
     texts = [texts] if isinstance(texts, str) else texts
     need(all(texts), "A text is empty; give some text.")
     before = prompt(model.prompts, prompt_name)
-    rows = _rows(model, tokenizer, [before + text for text in texts], truncate, True)
+    prompted, as_file = [before + text for text in texts], is_framed_as_file(model.config)
+    rows = _rows(model, tokenizer, prompted, truncate, as_file)
     vectors = torch.stack(_map_rows(model, rows, pool, batch, progress, edits))
     return torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors
 
@@ -257,21 +258,10 @@ def tags(cfg: config.Model) -> bool:
     return token_head is not None and not token_head.span
 
 
-def vector_row(
-    cfg: config.Model, tokenizer: Tokenizer, ids: list[int], most: int | None = None
-) -> tuple[list[int], list[int]]:
-    """The ids and segments of a text that is to be a vector, cut to ``most``.
-
-    A decoder that never learned to end in one reads what its tokenizer's file says, as in
-    transformers: an end of text that it was not asked for changes a mean.
-    """
-    if cfg.pool is not None or not isinstance(cfg, config.Decoder):
-        return tokenizer.framed([ids], most)
-    before, after = tokenizer.frame
-    room = None if most is None else max(most - len(before) - len(after), 1)
-    row = [*before, *ids[:room], *after]
-    need(bool(row), "A text has no token; give some text.")
-    return row, [0] * len(row)
+def is_framed_as_file(cfg: config.Model) -> bool:
+    """True for a decoder that never learned to end in a vector: its text has the tokens around it that
+    the tokenizer's file says, as in transformers. An end of text would change a mean."""
+    return cfg.pool is None and isinstance(cfg, config.Decoder)
 
 
 def _rows(
@@ -279,23 +269,16 @@ def _rows(
     tokenizer: Tokenizer,
     texts: Sequence[Text],
     truncate: bool,
-    vector: bool = False,
+    as_file: bool = False,
 ) -> list[tuple[list[int], list[int]]]:
-    """The ids of each text or pair, or of a text that is to be a ``vector``, and their segments;
-    UserError where there are none, or more than the model reads."""
-
-    def encode(texts: Sequence[Any], most: int | None = None) -> list[tuple[list[int], list[int]]]:
-        if not vector:
-            return tokenizer.encode_pairs(texts, most=most)
-        return [
-            vector_row(model.config, tokenizer, ids, most) for ids in tokenizer.encode_batch(texts)
-        ]
-
+    """The ids of each text or pair and their segments; UserError where there are none, or more than
+    the model reads."""
     need(bool(texts), "There is no text; give at least one.")
     pieces = [(text,) if isinstance(text, str) else text for text in texts]
     need(all(map(all, pieces)), "A text is empty; give some text.")
     most = int(min(model.config.context, model.limit))
-    rows = encode(texts)
+    rows = tokenizer.encode_pairs(texts, as_file=as_file)
+    need(all(ids for ids, _ in rows), "A text has no token; give some text.")
     long = [place for place, (ids, _) in enumerate(rows) if len(ids) > most]
     if long:
         length = (
@@ -306,7 +289,7 @@ def _rows(
             f"{length}; shorten it, or truncate long texts with --truncate (for eval, --cut end).",
         )
         for place in long:
-            (rows[place],) = encode([texts[place]], most)
+            (rows[place],) = tokenizer.encode_pairs([texts[place]], most=most, as_file=as_file)
         note(
             f"{len(long):,} of {len(texts):,} texts were truncated; the model reads {most:,} "
             "tokens."

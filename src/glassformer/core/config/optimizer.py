@@ -98,8 +98,7 @@ class WarmupStableDecay:
 
     warmup: Length = 0.02  # steps of linear rise; below 1 a share of the run
     decay: Length = 0.6  # steps of linear fall at the end; below 1 a share of the run
-    # the rate one step after the last, as a share of the full rate: no step is without effect
-    floor: Floor = 0.0
+    floor: Floor = 0.0  # where the rate would be one step after the last, as a share of it
 
     def __post_init__(self) -> None:
         overlapping = self.warmup < 1 and self.decay < 1 and self.warmup + self.decay > 1

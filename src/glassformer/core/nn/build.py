@@ -96,7 +96,6 @@ def makers() -> dict[type, Callable[..., Any]]:
 #                                 (a stack of experts')
 #     tables = ("weight",)        parameters that tokens are looked up in, not multiplied with
 #     products = ("weight",)      matrices (.., N, C) that may be held in few bits
-#                                 (fast/quantized.py)
 #     exact = ("router",)         parts of it whose matrices are not
 #     columns = ("up",)           layers whose outputs may lie on several processes, and
 #     rows = ("down",)            those that take these as inputs (scale/tensor.py); without them

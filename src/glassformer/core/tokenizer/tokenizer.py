@@ -164,28 +164,25 @@ class Tokenizer(Vocabulary):
         until it fits; ``special=True`` reads special tokens that are written in a text ([MASK]).
         Raises UserError for two texts when the tokenizer has no token to put between them.
         """
-        texts = first if second is None else (first, second)
-        return self.encode_pairs([texts], most=most, special=special)[0]
+        texts = [first] if second is None else [first, second]
+        return self.framed(self.encode_batch(texts, special=special), most)
 
     def encode_pairs(
-        self,
-        texts: Sequence[str | tuple[str, str]],
-        *,
-        most: int | None = None,
-        special: bool = False,
+        self, texts: Sequence[str | tuple[str, str]], most: int | None = None, as_file: bool = False
     ) -> list[tuple[list[int], list[int]]]:
-        """``encode_pair`` of each text or pair, in parallel."""
+        """``encode_pair`` of each text or pair, in parallel; ``as_file`` as in ``framed``."""
         groups = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
-        ids = iter(self.encode_batch([text for group in groups for text in group], special=special))
-        return [self.framed([next(ids) for _ in group], most) for group in groups]
+        ids = iter(self.encode_batch([text for group in groups for text in group]))
+        return [self.framed([next(ids) for _ in group], most, as_file) for group in groups]
 
     def framed(
-        self, texts: list[list[int]], most: int | None = None
+        self, texts: list[list[int]], most: int | None = None, as_file: bool = False
     ) -> tuple[list[int], list[int]]:
-        """``encode_pair`` of one text or two that are ids already."""
-        frame = self._frames[len(texts) - 1]
+        """``encode_pair`` of texts that are ids already; ``as_file``: in what the file says alone."""
+        as_file = as_file or self.frames_as_file
+        frame = (self._file_frames if as_file else self._frames)[len(texts) - 1]
         around = sum(text is None for text, _, _ in frame)
-        if len(texts) == 2 and not around and not self.frames_as_file:
+        if len(texts) == 2 and not around and not as_file:
             raise UserError(
                 "This tokenizer has no token to put between two texts; use one that "
                 "has, such as BERT's."
@@ -204,16 +201,20 @@ class Tokenizer(Vocabulary):
     @functools.cached_property
     def frame(self) -> tuple[list[int], list[int]]:
         """Ids that the file puts before and after a text; none where it says nothing."""
-        places = places_around(self._tables, self._source, pair=False)
+        places = self._file_frames[0]
         at = [text for text, _, _ in places].index(0)
         return [id for _, id, _ in places[:at]], [id for _, id, _ in places[at + 1 :]]
 
     @functools.cached_property
+    def _file_frames(self) -> tuple[list[Place], list[Place]]:
+        single, double = (places_around(self._tables, self._source, pair) for pair in (False, True))
+        return single, double
+
+    @functools.cached_property
     def _frames(self) -> tuple[list[Place], list[Place]]:
         """Special tokens around one text and two: the file's, else cls or bos and sep or eos."""
-        single, double = (places_around(self._tables, self._source, pair) for pair in (False, True))
-        if self.frames_as_file or any(text is None for text, _, _ in double):
-            return single, double
+        if any(text is None for text, _, _ in self._file_frames[1]):
+            return self._file_frames
         bos = None if self.bos == self.eos else self.bos
         opens = bos if self.cls is None else self.cls
         closes = self.eos if self.sep is None else self.sep

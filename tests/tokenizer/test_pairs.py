@@ -73,8 +73,7 @@ def test_pairs_of_roberta_s_kin_are_those_of_transformers(shared_data, kind, tmp
     for text in TEXTS:
         for texts in ((text,), (text, TEXTS[0])):
             ids = reference(*texts)["input_ids"]
-            argument = texts if len(texts) > 1 else text
-            assert actual.encode_pair(argument) == (ids, [0] * len(ids))
+            assert actual.encode_pair(*texts) == (ids, [0] * len(ids))
             assert back(*texts)["input_ids"] == ids
     blank = "A <mask> dog"
     assert actual.encode_pair(blank, special=True)[0] == reference(blank)["input_ids"]

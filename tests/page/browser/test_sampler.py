@@ -102,6 +102,31 @@ def test_a_step_waits_for_the_one_before(site, tab):
     assert tab.locator('input[aria-label^="name of branch"]').count() == 1
 
 
+def test_what_comes_while_a_step_is_read_stays(site, tab):
+    """A branch that is named before the model has read its last token keeps its name."""
+    tab.goto(f"{site.url}#playground?m=llama&t=the+cat&T=0.9&tk=40&seed=11&n_new=6")
+    tab.wait_for_selector("aside .bars .num")
+    tab.locator("button", has_text="Step").click()
+    tab.wait_for_selector("aside h2:has-text('after token 2')")
+    tab.wait_for_selector("footer:not(:has-text('the model reads'))")
+    name = tab.locator("input[aria-label^='name of branch']")
+    tab.locator("button", has_text="Step").evaluate(
+        """async one => {
+          one.click();
+          const name = document.querySelector("input[aria-label^='name of branch']");
+          name.value = "mine";
+          name.dispatchEvent(new Event("change", { bubbles: true }));
+        }"""
+    )
+    tab.wait_for_selector("aside h2:has-text('after token 3')")
+    tab.wait_for_timeout(150)
+    assert name.input_value() == "mine"
+    # a text of the reader's begins anew
+    tab.fill("#prompt", "a dog")
+    tab.press("#prompt", "Enter")
+    name.wait_for(state="detached")
+
+
 def test_steps_on_the_page_write_what_the_server_writes(site, tab):
     tab.goto(f"{site.url}#playground?m=llama&t=the+cat&T=0.9&tk=40&seed=11&n_new=6")
     tab.wait_for_selector("aside .bars .num")

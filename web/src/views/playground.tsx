@@ -44,7 +44,7 @@ const generating = signal(false);
 const trouble = signal("");
 const picked = signal<number | null>(null); // a generated token whose alternatives are shown
 let stopper: AbortController | null = null;
-let ours = ""; // the run that a step of ours made: it belongs to the branch
+let looking = 0; // runs of ours on the way: what they read belongs to the branches
 let rooted = "";
 let numbers = 0;
 
@@ -69,7 +69,7 @@ effect(() => {
   const made = run.value;
   if (!made || made.run === rooted) return;
   rooted = made.run;
-  if (made.run === ours) return;
+  if (looking) return;
   branches.value = [];
   picked.value = null;
 });
@@ -165,14 +165,12 @@ async function look(own: Branch, upTo: number) {
     state.ids.value = [...own.start, ...own.tokens.slice(0, upTo).map((one) => one.id)];
     state.query.value = null;
   });
-  const kept = branches.value, which = active.value;
-  await submit();
-  ours = run.value?.run ?? "";
-  rooted = ours;
-  batch(() => {
-    branches.value = kept;
-    active.value = which;
-  });
+  looking++;
+  try {
+    await submit();
+  } finally {
+    looking--;
+  }
 }
 
 export function Playground() {

@@ -8,6 +8,8 @@ A server of each tree runs all the while, one thread each for what computes; the
 is a stream of ``--tokens`` tokens for each client, all at once. A figure is the microseconds of
 the server's process, user and system, divided by the tokens of all clients; beside it what is left
 when the engine's forward passes (its thread's own time) are subtracted. Least and median of turns.
+--health asks for /health a hundred times a second meanwhile, and says how long that took; these
+requests are then in the figures.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 SERVER = """
@@ -95,6 +100,25 @@ class Server:
                 pieces.append(piece)
         texts.append(b"".join(pieces))
 
+    @contextmanager
+    def asking_health(self, answer_times: list[float]) -> Iterator[None]:
+        """Collects the seconds of each answer of /health."""
+        over = threading.Event()
+
+        def ask() -> None:
+            while not over.wait(0.01):
+                start = time.perf_counter()
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health").close()
+                answer_times.append(time.perf_counter() - start)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def turn(self, clients: int, tokens: int, chat: bool) -> tuple[float, float]:
         """Microseconds a token, and those of no forward pass."""
         job = {"max_tokens": tokens, "stream": True, "temperature": 0.8, "ignore_eos": True}
@@ -129,6 +153,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--health", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         servers = [Server(tree, args.model, Path(folder)) for tree in args.trees]
@@ -136,16 +161,30 @@ def main() -> None:
             print("| clients | tree | a token, us | without forward passes, us |")
             print("|---|---|---|---|")
             for clients in args.clients:
-                turns = [
-                    [server.turn(clients, args.tokens, args.chat) for server in servers]
-                    for _ in range(args.turns + 1)
-                ][1:]
+                turns, health = [], [list[float]() for _ in servers]
+                for _ in range(args.turns + 1):
+                    turns.append([])
+                    for server, answer_times in zip(servers, health, strict=True):
+                        asking = (
+                            server.asking_health(answer_times) if args.health else nullcontext()
+                        )
+                        with asking:
+                            turns[-1].append(server.turn(clients, args.tokens, args.chat))
+                del turns[0]
                 for number, tree in enumerate(args.trees):
                     cells = (
                         f"{min(values):.0f}, {statistics.median(values):.0f}"
                         for values in zip(*(turn[number] for turn in turns), strict=True)
                     )
                     print(f"| {clients} | {tree} | {' | '.join(cells)} |", flush=True)
+                    if args.health:
+                        *_, last = statistics.quantiles(health[number], n=100)
+                        middle = statistics.median(health[number])
+                        print(
+                            f"/health: {len(health[number])} answers, median {1e3 * middle:.1f} ms, "
+                            f"99 of 100 within {1e3 * last:.1f} ms, slowest "
+                            f"{1e3 * max(health[number]):.1f} ms"
+                        )
         finally:
             for server in servers:
                 server.process.terminate()

@@ -134,6 +134,40 @@ def test_each_experts_share_at_each_validation(tmp_path):
     ]
 
 
+def nested(value, depth):
+    """JSON of a value in so many lists."""
+    return "[" * depth + value + "]" * depth
+
+
+@pytest.mark.parametrize("steps", [nested("NaN", 480), nested("1", 900), "Infinity", "9" * 4000])
+def test_a_damaged_run_file_hides_no_other_training(steps, tmp_path):
+    write(tmp_path / "mine" / "log.jsonl", 1, 20)
+    write(tmp_path / "other" / "log.jsonl", 1, 20)
+    objective = nested("NaN", 480)
+    text = f'{{"train": {{"steps": {steps}, "objective": {{"type": {objective}}}}}}}'
+    (tmp_path / "other" / "run.json").write_text(text)
+    (tmp_path / "mine" / "run.json").write_text(json.dumps({"train": {"steps": 40}}))
+    cards = served.client(served.page(run=tmp_path)).answer("/api/train")
+    assert [(card["name"], card["steps"]) for card in cards] == [("mine", 40), ("other", None)]
+    assert cards[1]["objective"] is None
+
+
+@pytest.mark.parametrize("value", [nested("NaN", 480), nested("1", 900), "NaN", "{}", '"a"'])
+def test_damaged_lines_of_routing_are_passed_over(value, tmp_path):
+    folder = tmp_path / "mine"
+    write(folder / "log.jsonl", 1, 20)
+    line = '{"step": %d, "mixture": %s, "experts": [{"share": %s, "tokens": %s}]}\n'
+    whole = '[["e", 1, 0.5]]'
+    (folder / "routing.jsonl").write_text(
+        line % (10, '"ffn"', "1.0", whole)
+        + line % (20, '"ffn"', value, whole)
+        + line % (30, '"ffn"', "1.0", value)
+        + (line % (40, value, "1.0", whole) if value != '"a"' else "")
+    )
+    (mixture,) = served.client(served.page(run=folder)).answer("/api/train/mine/routing")
+    assert mixture["steps"] == [10] and mixture["tokens"] == [[["e", 1, 0.5]]]
+
+
 def test_a_training_is_asked_to_stop_by_a_file(tmp_path):
     """Only one that runs; the request is a file in its own folder, and no signal to whatever has
     its number now."""

@@ -14,6 +14,7 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 import glassformer
 import served
 from glassformer.formats import store
+from glassformer.serve.page import routes
 from glassformer.serve.page.fields import CircuitFields
 from glassformer.sight.contexts import word_in_contexts
 from glassformer.sight.heads import head_scores
@@ -54,7 +55,7 @@ def test_a_circuit_is_the_commands(name, tmp_path, terminal):
     assert len(answer["nodes"]) > 2 and answer["faithfulness"]["held_at"].startswith("the corr")
 
 
-def test_a_circuit_refuses_edits_and_ends_with_its_reader(tmp_path):
+def test_a_circuit_refuses_edits_and_ends_with_its_reader(tmp_path, monkeypatch):
     page = served.page(served.saved("gpt2", tmp_path / "gpt"))
     client = served.client(page)
     texts = {"model": "gpt", "text": TEXTS[0]}
@@ -63,6 +64,9 @@ def test_a_circuit_refuses_edits_and_ends_with_its_reader(tmp_path):
     assert "take the edits out" in client.ask(f"/api/runs/{run}/circuit")["error"]
     run = client.ask("/api/runs", **texts)["run"]
     assert "least is 2" in client.ask(f"/api/runs/{run}/circuit", least=2)["error"]
+    monkeypatch.setattr(routes, "MOST_EDGES", 3)
+    message = client.ask(f"/api/runs/{run}/circuit", least=1e-6, draws=0)["error"]
+    assert message.startswith("The page shows 3 edges, and this circuit has ")
     calls = iter(range(9))
 
     def gone():

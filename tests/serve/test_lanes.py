@@ -64,13 +64,22 @@ def test_clients_take_turns():
     assert order == ["a", "a", "b", "c", "a", "b"], "the first began before the others came"
 
 
-def test_work_that_raises_stop_iteration_gives_its_thread_back():
-    """No future holds one: the client would wait for ever, and the thread would never be free."""
+class Panic(BaseException):
+    """What a library in Rust raises."""
+
+
+@pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyboardInterrupt, Panic])
+def test_work_gives_its_thread_back_whatever_it_raises(error):
+    """No future holds a StopIteration: the client would wait for ever, and the thread would never be
+    free. SystemExit in a task ends the event loop, and what is no ``Exception`` gets no answer."""
+
+    def work():
+        raise error("planted")
 
     async def run():
         lane = Lane(1)
-        with pytest.raises(RuntimeError, match="StopIteration"):
-            await asyncio.wait_for(lane.run("a", next, iter(())), 5)
+        with pytest.raises(RuntimeError, match=f"{error.__name__}: planted"):
+            await asyncio.wait_for(lane.run("a", work), 5)
         assert not lane.running
         assert await asyncio.wait_for(lane.run("b", len, "b"), 5) == 1
 

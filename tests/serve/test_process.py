@@ -40,7 +40,7 @@ from .test_bad_input import refused
 
 TEXT = "/v1/completions"
 FAULTS = str(Path(__file__).parent / "faults.py")
-FAILS, NO_MEMORY, DIES, SLOW = 666_001, 666_002, 666_003, 666_004
+FAILS, NO_MEMORY, DIES, SLOW, LEAVES = 666_001, 666_002, 666_003, 666_004, 666_005
 # 5 seconds or more
 LONG = {"prompt": "O Romeo", "max_tokens": 240, "seed": SLOW, "ignore_eos": True}
 
@@ -230,6 +230,7 @@ def test_c18_c26_what_fails_on_the_way(faulty):
     *chunks, last = events(faulty.post(TEXT, LONG, seed=FAILS, stream=True))
     assert len(chunks) >= 1 and last["error"]["type"] == "server_error"
     assert "memory" in refused(faulty.post(TEXT, LONG, seed=NO_MEMORY), 500)
+    assert "RuntimeError" in refused(faulty.post(TEXT, LONG, seed=LEAVES), 500)
     assert "as the test wants it" in faulty.log.read_text(), "the cause is in the log"
     assert faulty.post(TEXT, LONG, max_tokens=2).status_code == 200
     assert faulty.get("/health").status_code == 200 and faulty.idle()

@@ -314,6 +314,10 @@ def test_thoughts_text_and_calls_are_events_in_order():
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "JSON schema cannot"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, '"item_reference" is not served'),
         ({"input": [{"role": "user"}]}, "content of a message is missing"),
+        ({"input": [{"role": "user", "content": "a", "output": "b"}]}, "output is no field of a message"),
+        ({"input": [{"type": "function_call", "call_id": "a", **CALL, "content": "b"}]},
+            "content is no field of a function_call"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "Two of the tools have one name"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "a"}]}]},
                 '"input_image" is not served',

@@ -269,9 +269,13 @@ def test_models_of_transformers(name, monkeypatch):
     assert len({run.model, run.circuit, run.nothing, *run.random}) > 3
 
 
-def test_mistakes():
+def test_mistakes(monkeypatch):
     model = model_of("llama")
     tokens = inputs_of(model)["text"]
+    with monkeypatch.context() as patch:
+        patch.setattr(circuits, "MOST_EDGES", 50)
+        with mistake("more than 50 edges; give a larger least."):
+            circuit(model, None, tokens, least=5e-324, draws=0)
     with mistake("least is 0; give a share above 0, up to 1."):
         circuit(model, None, tokens, least=0)
     with mistake("give equally many"):

@@ -164,6 +164,8 @@ class ChatRequest(GenerationRequest):
             raise field_error("top_logprobs needs logprobs: true; give both.")
         if self.tool_choice not in ("none", "auto") and not self.callable_tools:
             raise field_error("tool_choice names no tool of tools; give it there.")
+        if len({tool.function.name for tool in self.tools}) < len(self.tools):
+            raise field_error("Two of the tools have one name; give each its own.")
         if self.callable_tools and self.grammar is not None and self.grammar[0] != "json":
             raise field_error("tools and an expression or grammar exclude each other; give one.")
         return self

@@ -24,6 +24,7 @@ from starlette.requests import Request
 
 from .asgi.limits import MOST_BODIES, SMALL_WORK
 from .asgi.replies import HttpError, disconnected, until_disconnect
+from .engine.results import as_exception
 from .engine.scheduler import FairQueue
 
 T = TypeVar("T")
@@ -110,11 +111,12 @@ class Lane:
 
 def _run(work: Callable[[*Ts], T], *args: *Ts) -> T:
     """A future that is to hold a StopIteration never ends, and its thread would count as running for
-    good; so it is another error."""
+    good. What is no ``Exception`` would end the event loop or get no answer of ours. So they are
+    other errors."""
     try:
         return work(*args)
-    except StopIteration as error:
-        raise RuntimeError("StopIteration in a thread") from error
+    except BaseException as error:
+        raise as_exception(error)  # noqa: B904
 
 
 class Lanes:

@@ -42,6 +42,7 @@ ITEM_FIELDS = {
     "function_call_output": ("call_id", "output"),
     "reasoning": ("content",),
 }
+COMMON_FIELDS = ("type", "id", "status", "summary")  # which change no answer
 ORDER = ("role", "reasoning_content", "content", "tool_calls")  # in an assistant's message
 ECHOED = """
 instructions max_output_tokens metadata parallel_tool_calls store temperature tool_choice tools top_logprobs top_p
@@ -86,6 +87,8 @@ class InputItem(RequestBody):
         for name in ITEM_FIELDS[self.type]:
             if name not in self.model_fields_set:
                 raise field_error(f"{name} of a {self.type} is missing; give it.")
+        for name in sorted(self.model_fields_set.difference(ITEM_FIELDS[self.type], COMMON_FIELDS)):
+            raise field_error(f"{name} is no field of a {self.type}; leave it out.")
         return self
 
     def to_message(self) -> JsonObject:

@@ -47,6 +47,7 @@ TABLES = {"token", "position", "segment", "lag", "embedding", "bias"}
 """Kinds of nodes that nothing writes to; a run of a circuit alone leaves them as they are."""
 POINTS = 64  # of Gauss and Legendre, between even weights and the pattern
 SMALL = 0.01  # of the least node: edges below it are summed
+MOST_EDGES = 1 << 21  # a small share of many neurons has no end, and fills the memory
 NOTE = (
     "Softmax weights, the scales of norms and the gates of activations are fixed at their values. Of "
     "a product of two values, as a query and a key, half is each one's."
@@ -374,6 +375,8 @@ class _Flow:
             rows = site.rows_along(gradient, self.small)
             writers += [(site.name(place), value) for place, value in rows]
         self.edges += [CircuitEdge(writer, name, value) for writer, value in writers]
+        message = f"The circuit has more than {MOST_EDGES:,} edges; give a larger least."
+        need(len(self.edges) <= MOST_EDGES, message)
 
     def _open(self, site: Site, gradient: Tensor) -> None:
         """The nodes of a site, whose readers are all known, and what writes to them."""

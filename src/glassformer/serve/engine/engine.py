@@ -9,7 +9,8 @@ A step is one forward pass for all chunks, one sampling for all rows, the remain
     plan -> select -> forward -> check -> forks -> adjust -> sample -> append -> done -> propose
             each      all        each     each     each      all       each      each    each
 
-An exception of one request ends that request alone. ``_map_isolated`` works on one request after
+An exception of one request ends that request alone, a panic of a library in Rust too, which is no
+``Exception``. ``_map_isolated`` works on one request after
 the other; ``_run_batched`` on all at once and, where that fails, on each alone. The scheduler names
 the sequence at which a plan failed. Where a change of its pages stopped half-way, all pages are
 freed and the open sequences are computed again. Where no sequence is to blame the plan is made once
@@ -44,7 +45,7 @@ from .beam_search import BeamSearch
 from .encoder import check_encode, encode
 from .looks import prepare_looks
 from .page_memory import MemoryPlan, plan_memory
-from .results import Event, FinishReason, TokenLogprob
+from .results import Event, FinishReason, TokenLogprob, as_exception
 from .runner import PagedRunner, logit_positions, record_scores, wants_scores
 from .scheduler import FairQueue, Scheduler
 from .sequence import (
@@ -305,7 +306,7 @@ class Engine:
                     try:
                         self._worker.step()
                     # of no request and no text: there is nobody whom it could spare
-                    except Exception as error:
+                    except BaseException as error:
                         self._worker.end_all(error)
         finally:  # whatever ended the thread, nobody waits for it
             with self._work:
@@ -426,15 +427,16 @@ class Worker:
         self._map_isolated(searching, self._search)
 
     def end(
-        self, handle: RequestHandle, reason: FinishReason, error: Exception | None = None
+        self, handle: RequestHandle, reason: FinishReason, error: BaseException | None = None
     ) -> None:
         """Ends all continuations of a request here and now, whatever else goes wrong."""
         if handle.ended:
             return
+        error = None if error is None else as_exception(error)
         going = [sequence for sequence in handle.continuations if sequence.finish is None]
         try:
             events = [sequence.end(reason) for sequence in going if error is None]
-        except Exception as end_error:
+        except BaseException as end_error:
             self.end(handle, "error", end_error)
             return
         events = events or [Event(item.index, finish_reason=reason, error=error) for item in going]
@@ -442,12 +444,12 @@ class Worker:
             sequence.finish = reason
         self._drop(handle)
         events = events or [Event(0, finish_reason=reason, error=error)]
-        with suppress(Exception):  # the client's own
+        with suppress(BaseException):  # the client's own
             for event in events[:-1]:
                 handle.put(event)
         self._close(handle, events[-1])
 
-    def end_all(self, error: Exception) -> None:
+    def end_all(self, error: BaseException) -> None:
         """Last resort: ends every request; the engine goes on with new ones."""
         for handle in [*self.requests]:
             self.end(handle, "error", error)
@@ -462,7 +464,7 @@ class Worker:
             if item.is_open:
                 try:
                     work(item)
-                except Exception as error:
+                except BaseException as error:
                     self.end(item.handle, "error", error)
         # another row may have ended an earlier one's request
         return [item for item in items if item.is_open]
@@ -470,7 +472,7 @@ class Worker:
     def _run_batched(self, items: list[I], work: Callable[[Seq[I]], object]) -> list[I]:
         """Calls ``work`` for all items at once, or for each alone where that fails: too little
         memory, or one item at fault."""
-        with suppress(Exception):
+        with suppress(BaseException):
             if items:
                 work(items)
             return items
@@ -490,7 +492,7 @@ class Worker:
         self.failed = False
         try:
             return scheduler.plan()
-        except Exception as error:
+        except BaseException as error:
             self.failed = scheduler.subject is None
             if self.failed and not failed:
                 self._restart(())
@@ -671,7 +673,7 @@ class Worker:
         stats.cancelled += reason == "cancelled"
         stats.failed += reason == "error"
         self.closed(handle)
-        with suppress(Exception):  # the client's own
+        with suppress(BaseException):  # the client's own
             handle.put(replace(last, usage=usage))
 
     def _drop(self, handle: RequestHandle) -> None:
@@ -679,7 +681,7 @@ class Worker:
         try:
             for sequence in handle.sequences if not self.scheduler.broken else ():
                 self.scheduler.drop(sequence)
-        except Exception:
+        except BaseException:
             self.scheduler.broken = True
         with suppress(ValueError):  # it was taken from the queue
             if not handle.sequences:

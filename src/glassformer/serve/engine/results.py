@@ -13,6 +13,17 @@ from .recording import RecordedValues
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
 
+def as_exception(error: BaseException) -> Exception:
+    """The error where it may travel to whoever waits; another for StopIteration, which no future
+    holds, and for what is no ``Exception`` and would end an event loop: SystemExit, a panic of
+    Rust."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    other = RuntimeError(f"{type(error).__name__}: {error}")
+    other.__cause__ = error
+    return other
+
+
 class Usage(NamedTuple):
     """Tokens read and written; ``cached`` of the prompt were read before and not again."""
 

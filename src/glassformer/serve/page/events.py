@@ -23,11 +23,12 @@ from ...core.config.run import PAUSE, PAUSED, STOP
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ..asgi.event_stream import format_event
+from ..asgi.limits import LONGEST_NAME
 from ..asgi.replies import CancelCheck, not_found
 from . import run_records
 from .fields import PageFields, PauseFields, RunFields, SeriesFields
 from .models import ModelEntry, Models, unique_id
-from .tail import LogTail
+from .tail import MAX_STEP, LogTail
 
 if TYPE_CHECKING:
     from .runs import TraceCache
@@ -97,16 +98,18 @@ class Trainings:
         steps = _setting(settings, "train", "steps")
         objective = _setting(settings, "train", "objective", "type")
         vocab = _setting(settings, "model", "embed", "vocab")
+        # of a damaged run file nothing is answered that the page does not know
+        steps = steps if type(steps) is int and abs(steps) < MAX_STEP else None
+        objective = objective[:LONGEST_NAME] if isinstance(objective, str) else None
         chance = None
-        is_token = isinstance(objective, str) and objective in TOKEN_OBJECTIVES
-        if is_token and isinstance(vocab, int) and vocab > 1:
+        if objective in TOKEN_OBJECTIVES and isinstance(vocab, int) and vocab > 1:
             chance = math.log(vocab)
         age = file_age(path / LOG_FILE)
         saved_steps = [*checkpoints(path)]
         pause_requested, paused_seconds = _pause(path)
         if age is not None and paused_seconds is not None:
             age = min(age, paused_seconds)
-        done = isinstance(steps, int) and step >= steps
+        done = steps is not None and step >= steps
         is_stale = age is not None and age > max(3.0, 3 * spent)
         # it was saved, and nothing came
         has_ended = saved_steps[-1:] == [step] and is_stale and paused_seconds is None

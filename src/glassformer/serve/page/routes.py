@@ -63,6 +63,7 @@ from .runs import CachedTrace, TraceCache
 T = TypeVar("T")
 EXAMPLE = "example.trace"  # benchmarks/example.py
 PASSES = 4  # threads for passes, of which one client has three at most
+MOST_EDGES = 200_000  # of a circuit: 20 MB of JSON
 IMMUTABLE = "private, max-age=31536000, immutable"
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -224,7 +225,11 @@ class Page:
         with traced.loaded.acquire(check) as give_way:
             options["progress"] = lambda *_: give_way()
             args = traced.loaded.model, traced.trace.tokenizer, traced.text
-            return circuit(*args, **options).to_dict()
+            answer = circuit(*args, **options)
+            count = len(answer.edges)
+            message = f"The page shows {MOST_EDGES:,} edges, and this circuit has {count:,}; give a larger least."
+            need(count <= MOST_EDGES, message)
+            return answer.to_dict()
 
     def _read_again(
         self,

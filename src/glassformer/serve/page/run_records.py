@@ -6,13 +6,30 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from ...core.files import JsonObject
+from ..schemas import Number
 from .tail import record_of
 
 SAMPLES = "samples.jsonl"
 ROUTING = "routing.jsonl"
 MAX_BYTES = 4 << 20  # bytes that are read from the end of a file
 MAX_RECORDS = 200  # samples, or validations of a mixture, that are told
+
+
+class ExpertRecord(BaseModel):
+    """An expert's share of a validation's choices, and its tokens."""
+
+    share: Number
+    tokens: list[tuple[str, int, Number]]
+
+
+class RoutingRecord(BaseModel):
+    """A mixture at a validation: of a damaged line nothing is answered."""
+
+    mixture: str
+    experts: list[ExpertRecord]
 
 
 def json_lines(path: Path) -> Iterator[JsonObject]:
@@ -49,10 +66,11 @@ def routing(folder: Path) -> list[JsonObject]:
     """
     mixtures: dict[str, JsonObject] = {}
     for record in json_lines(folder / ROUTING):
-        with contextlib.suppress(LookupError, TypeError):
-            shares = [expert["share"] for expert in record["experts"]]
-            tokens = [expert["tokens"] for expert in record["experts"]]
-            path = str(record["mixture"])
+        with contextlib.suppress(ValueError):
+            read = RoutingRecord.model_validate(record)
+            shares = [expert.share for expert in read.experts]
+            tokens = [expert.tokens for expert in read.experts]
+            path = read.mixture
             mixture = mixtures.setdefault(
                 path, {"address": path, "steps": [], "share": [], "tokens": []}
             )

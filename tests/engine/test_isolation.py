@@ -61,7 +61,7 @@ NOT_REACHED |= {
     "FairQueue.peek",
     "FairQueue.pop",
 }
-NOT_REACHED |= {"sequence.wake_together", "sequence.wake", "sequence._set_ready"}
+NOT_REACHED |= {"sequence.wake", "sequence._set_ready"}
 """Of no request, or before its first step."""
 RARE = {
     "PagePool.drop",

@@ -19,10 +19,10 @@ from glassformer.serve.engine import Engine, Event, Request
 from glassformer.serve.engine.page_memory import plan_memory
 from glassformer.serve.engine.recording import Look
 from glassformer.serve.engine.sequence import (
+    WAKING,
     PromptLookup,
     RequestHandle,
     Sequence,
-    wake_together,
 )
 from glassformer.sight.edits import head_off, scale
 from mistakes import mistake
@@ -321,7 +321,7 @@ def test_the_tasks_of_a_step_are_woken_at_once():
         assert calls == ["call"]
         for _ in range(3):
             await asyncio.sleep(0)
-        with wake_together():
+        with WAKING:
             for handle in handles:
                 handle.put(Event(0, text="a", finish_reason="stop", usage=handle.usage))
             assert calls == ["call"]

@@ -81,7 +81,7 @@ def choose(
     marks the tokens that are already in the row (needed for the repetition penalty alone). Only the
     first ``vocab_size`` ids are drawn: a vocabulary rounded up has rows that no tokenizer can write.
     """
-    logits = logits[:, :vocab_size]
+    logits = logits if vocab_size == logits.shape[-1] else logits[:, :vocab_size]
     if mask is not None:
         logits = penalise(logits, mask[:, :vocab_size], sampling.repetition_penalty)
     if sampling.greedy or uniform is None:
@@ -132,7 +132,7 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     chance, vocab = logits.softmax(-1), logits.shape[-1]
     # All tokens below (1 - p) / V together weigh less than 1 - p: none is in the nucleus, so none
     # needs sorting. An accelerator sorts them sooner than it could tell us how many they are.
-    most = int((chance * vocab >= 1 - p).sum(-1).max()) if logits.device.type == "cpu" else vocab
+    most = int((chance * vocab >= 1 - p).sum(-1).max()) if logits.is_cpu else vocab
     likeliest = chance.topk(most).values
     # a p that fp32 rounds to 0 keeps the likeliest too
     count = (likeliest.cumsum(-1) - likeliest < p).sum(-1, keepdim=True).clamp(min=1)
@@ -150,17 +150,17 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     One number decides a row, so its luck can be fixed beforehand and depends on no other row. The
     sums are in double precision (where the device has it): their rounding must not reach the tail.
     """
-    rows = max(1, DRAWN_AT_ONCE // logits.shape[-1])
-    if len(logits) > rows and logits.device.type == "cpu":
+    count, vocab = logits.shape
+    rows = max(1, DRAWN_AT_ONCE // vocab)
+    if count > rows and logits.is_cpu:
         return torch.cat([*map(draw, torch.split(logits, rows), torch.split(uniform, rows))])
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    mass = logits.softmax(-1).cumsum(-1, dtype=wide)
-    # u * total < total for every u < 1 of the same precision, so the answer always has some mass of
-    # its own.
-    aim = uniform.to(wide) * mass.select(-1, -1)
-    tokens = torch.searchsorted(mass, aim.unsqueeze(-1), right=True).squeeze(-1)
-    # only logits that are not numbers lead past the end
-    return tokens.clamp(max=logits.shape[-1] - 1)
+    mass = logits.softmax(1).cumsum(1, dtype=torch.float32 if logits.is_mps else torch.float64)
+    # u * total < total for every u < 1 of the same precision, so only NaN leads past the end
+    if count == 1 and logits.is_cpu:  # numpy's search takes less than one of torch's operators
+        (sums,) = mass.numpy()
+        return torch.from_numpy(sums[:-1].searchsorted(sums[-1:] * uniform.numpy(), "right"))
+    aim = uniform.to(mass) * mass[:, -1]
+    return torch.searchsorted(mass, aim[:, None], right=True)[:, 0].clamp(max=vocab - 1)
 
 
 def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
     """
     above, equal = values > least, values == least
     missing = count - above.sum(-1, keepdim=True)
-    if values.device.type == "cpu" and (equal.sum(-1, keepdim=True) == missing).all():
+    if values.is_cpu and (equal.sum(-1, keepdim=True) == missing).all():
         return above | equal  # nothing is equal to the last, as nearly always
     return above | (equal & (equal.cumsum(-1) <= missing))
 

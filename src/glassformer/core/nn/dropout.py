@@ -35,7 +35,7 @@ def dropout(x: Tensor, rate: float, heads: Any = None) -> Tensor:
     """``x`` with a share of ``rate`` set to 0, the others divided by 1 - rate."""
     if heads is not None:
         return x * keep_mask(x, rate, heads) / (1 - rate)
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if not x.is_cpu or torch.compiler.is_compiling():
         return F.dropout(x, rate)
     dropped: Tensor = _Dropout.apply(x, rate)  # type: ignore[no-untyped-call]
     return dropped

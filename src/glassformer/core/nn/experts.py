@@ -71,7 +71,7 @@ class MoE(TracedModule):
         learning = self.training or torch.is_grad_enabled()
         alone = chosen.shape[:2] == (1, 1) and flow.contiguous and not learning
         # it asks for the experts by number: a GPU would be waited for
-        if alone and x.device.type == "cpu":
+        if alone and x.is_cpu:
             write = self.decode(x, weight, chosen, flow)
         else:
             choices = self.dispatch(weight, chosen, flow)
@@ -115,7 +115,7 @@ class MoE(TracedModule):
             tokens = expert_counts.new_full((), expert_index.shape[1])
             if is_token is not None:
                 tokens = is_token.sum()
-            wide = torch.float32 if flat.device.type == "mps" else torch.float64  # MPS has no other
+            wide = torch.float32 if flat.is_mps else torch.float64  # MPS has no other
             share = self.cfg.top_k * self.cfg.capacity_factor * tokens.to(wide) / experts
             capacity = share.floor().long()
             capacity = (capacity + capacity % 2).clamp(min=4)  # even and at least 4, as in nanoMoE
@@ -249,7 +249,7 @@ class Dispatch:
         order = self.expert_index.flatten().argsort(stable=True)
         if step == 1 and self.is_token is None and self.capacity is None:
             return order, None, self.expert_counts
-        if order.device.type != "cpu":
+        if not order.is_cpu:
             return self._every_row(order)
         filled = (self.expert_load + step - 1) // step * step
         expert = torch.repeat_interleave(filled)  # (P,)
@@ -272,7 +272,7 @@ class Dispatch:
 
 def _step(x: Tensor, cfg: config.MoE) -> int:
     """oneDNN compiles a program for each new bf16 shape: few shapes, at some more rows."""
-    if x.device.type != "cpu" or x.dtype != torch.bfloat16:
+    if not x.is_cpu or x.dtype != torch.bfloat16:
         return 1
     # a power of two, at most a sixteenth of an expert's mean share: rounding up adds 6 % of rows at
     # most, on average
@@ -294,7 +294,7 @@ def _kernel(rows: Tensor, table: Tensor) -> bool:
     """True where torch has a grouped product: 16-byte rows, bf16 on CUDA, or fp32 on a CPU."""
     if hasattr(table, "quantized_data"):  # quantized: it has a product of its own
         return False
-    kinds = (torch.bfloat16, torch.float32) if rows.device.type == "cpu" else (torch.bfloat16,)
+    kinds = (torch.bfloat16, torch.float32) if rows.is_cpu else (torch.bfloat16,)
     aligned = all(size * rows.element_size() % 16 == 0 for size in table.shape[1:])
     return (
         rows.dtype in kinds

@@ -175,14 +175,14 @@ class Writer:
 
     def _show(self, new: str) -> str:
         text = self.pending + new
-        matches = [
-            (at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0
-        ]
+        if not self.stops:
+            return text
+        matches = [(at + len(s), at, s) for s in self.stops if (at := text.find(s)) >= 0]
         if matches:
             _, at, self.stopped_by = min(matches)
             self.pending = ""
             return text[:at]
-        keep = max((_overlap(text, stop) for stop in self.stops), default=0)
+        keep = max(_overlap(text, stop) for stop in self.stops)
         self.pending = text[len(text) - keep :]
         return text[: len(text) - keep]
 

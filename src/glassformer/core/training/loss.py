@@ -244,7 +244,7 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> Any:
         grads: tuple[Tensor | None, ...] = ctx.saved_tensors
         # usually it is 1: spare a pass over the vocabulary
-        if scale.device.type != "cpu" or float(scale) != 1.0:
+        if not scale.is_cpu or float(scale) != 1.0:
             grads = tuple(None if grad is None else grad * scale for grad in grads)
         narrow = (None if grad is None else grad.to(ctx.dtype) for grad in grads)
         return (*narrow, None, None, None, None, None, None)
@@ -256,7 +256,7 @@ def logits_to_grad(
     """The summed loss of logits (rows, V), which become its gradient to them when ``train``."""
     total = logits.new_zeros((), dtype=_sum_dtype(logits))
     vocab = logits.shape[1]
-    block_rows = max(1, LOGITS_IN_CACHE // vocab) if logits.device.type == "cpu" else len(logits)
+    block_rows = max(1, LOGITS_IN_CACHE // vocab) if logits.is_cpu else len(logits)
     for block, block_targets in zip(
         torch.split(logits, block_rows), torch.split(targets, block_rows), strict=True
     ):

@@ -49,6 +49,7 @@ from .results import Event, FinishReason, TokenLogprob, as_exception
 from .runner import PagedRunner, logit_positions, record_scores, wants_scores
 from .scheduler import FairQueue, Scheduler
 from .sequence import (
+    WAKING,
     Channel,
     Encode,
     EngineClosed,
@@ -62,7 +63,6 @@ from .sequence import (
     check_tokens,
     first_outside,
     sample_with_logprobs,
-    wake_together,
 )
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class Engine:
     def _loop(self) -> None:
         try:
             while self._arrive():
-                with wake_together():
+                with WAKING:
                     try:
                         self._worker.step()
                     # of no request and no text: there is nobody whom it could spare
@@ -319,7 +319,8 @@ class Engine:
     def _arrive(self) -> bool:
         """Wait for something to do; False: the engine was closed and nothing is left."""
         with self._work:
-            self._work.wait_for(lambda: self._open or self._closing)
+            while not (self._open or self._closing):
+                self._work.wait()
             arrived = [*self._arrivals]
             self._arrivals.clear()
             ended = [*self._open] if self._closing else [*self._cancelled]
@@ -472,11 +473,12 @@ class Worker:
     def _run_batched(self, items: list[I], work: Callable[[Seq[I]], object]) -> list[I]:
         """Calls ``work`` for all items at once, or for each alone where that fails: too little
         memory, or one item at fault."""
-        with suppress(BaseException):
+        try:
             if items:
                 work(items)
             return items
-        return self._map_isolated(items, lambda item: work([item]))
+        except BaseException:
+            return self._map_isolated(items, lambda item: work([item]))
 
     # ------------------------------------------------------------------------ a step, part by part
 
@@ -540,7 +542,6 @@ class Worker:
             drawing = self._run_batched(self._map_isolated(drawing, self._adjust), self._sample)
             drawing = self._map_isolated(drawing, self._append)
             drawing = [chunk for chunk in drawing if chunk.guess_accepted]
-        chunks = self._map_isolated(chunks, self._done)
         self._map_isolated(chunks, self._propose)
 
     def _start_forks(self, chunk: SequenceChunk) -> None:
@@ -562,16 +563,14 @@ class Worker:
 
     def _sample(self, chunks: Seq[SequenceChunk]) -> None:
         logits = chunks[0].step_logits
-        if len(logits) > len(chunks) or any(chunk.step_logits is not logits for chunk in chunks):
+        if logits.shape[0] > len(chunks) or any(
+            chunk.step_logits is not logits for chunk in chunks
+        ):
             logits = torch.stack([chunk.next_logits for chunk in chunks])
         adjusted = logits
         if any(chunk.sequence.is_adjusted for chunk in chunks):
-            adjusted = torch.stack(
-                [
-                    chunk.adjusted if chunk.sequence.is_adjusted else chunk.next_logits
-                    for chunk in chunks
-                ]
-            )
+            rows = [c.adjusted if c.sequence.is_adjusted else c.next_logits for c in chunks]
+            adjusted = torch.stack(rows)
         sequences = [chunk.sequence for chunk in chunks]
         tokens = sample_with_logprobs(sequences, logits, adjusted, self.vocab_size)
         for chunk, token in zip(chunks, tokens, strict=True):
@@ -598,6 +597,7 @@ class Worker:
 
     def _propose(self, chunk: SequenceChunk) -> None:
         """Guesses the next tokens by prompt lookup."""
+        self._done(chunk)
         sequence = chunk.sequence
         if self.lookup and sequence.look is None:
             lookup = sequence.lookup = sequence.lookup or PromptLookup()
@@ -614,7 +614,7 @@ class Worker:
         search.logits[chunk.sequence.index] = chunk.logits[-1]
         if not search.ready:
             return
-        grown: tuple[list[int], list[int]] | None = search.grow(self.vocab_size)
+        grown = search.grow(self.vocab_size)
         if grown is not None:
             self.scheduler.branch(search.sequences, *grown, self.runner.copy)
             return

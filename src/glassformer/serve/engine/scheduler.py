@@ -504,7 +504,7 @@ class Scheduler:
                 spare -= drafted
         self.subject = None
         reading = [sequence for sequence in self.running if sequence.remaining > 1]
-        for sequence in self._round_robin(reading):
+        for sequence in self._round_robin(reading) if reading else ():
             self.subject = sequence
             unsplit = min(max(self.first, sequence.unsplit), sequence.remaining)
             # a token that is scored or inspected costs its logits too

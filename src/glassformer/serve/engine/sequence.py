@@ -19,7 +19,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -293,19 +293,16 @@ class Waking(threading.local):
         self.futures: list[asyncio.Future[None]] = []
         self.together = False
 
+    def __enter__(self) -> None:
+        self.together = True
+
+    def __exit__(self, *_: object) -> None:
+        """Wakes the tasks that wait for events of this thread, when the block ends."""
+        self.together = False
+        wake()
+
 
 WAKING = Waking()
-
-
-@contextmanager
-def wake_together() -> Iterator[None]:
-    """Wakes the tasks that wait for events of this thread when the block ends."""
-    WAKING.together = True
-    try:
-        yield
-    finally:
-        WAKING.together = False
-        wake()
 
 
 def wake() -> None:
@@ -669,9 +666,11 @@ def sample_with_logprobs(
     if any(row.request.scored for row in rows):
         logprobs = log_probability(logits, tokens).tolist()
     most = max((row.request.logprobs or 0 for row in rows), default=0)
-    top = likeliest(logits, vocab_size, most) if most else [[] for _ in rows]
-    cut = [tuple(best[: row.request.logprobs or 0]) for row, best in zip(rows, top, strict=True)]
-    return list(zip(tokens.tolist(), logprobs, cut, strict=True))
+    top: list[Likely] = [()] * len(rows)
+    if most:
+        best = zip(rows, likeliest(logits, vocab_size, most), strict=True)
+        top = [tuple(likely[: row.request.logprobs or 0]) for row, likely in best]
+    return list(zip(tokens.tolist(), logprobs, top, strict=True))
 
 
 def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None) -> Tensor:

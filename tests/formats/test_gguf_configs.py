@@ -21,6 +21,7 @@ from glassformer.core.config import serial
 from glassformer.core.config.scaling import Llama3Scaling
 from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
+from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import gguf as gguf_file
 from glassformer.formats import gguf_configs as gguf
 from glassformer.formats import store, weights
@@ -260,6 +261,34 @@ def test_a_file_is_the_converters(tmp_path, name):
         assert torch.equal(logits_of(back), logits_of(model))
     gguf_file.save(back, tmp_path / "again.gguf", "F32", None)
     assert facts_of(tmp_path / "again.gguf")["fields"] == actual["fields"]
+
+
+@pytest.mark.parametrize("name", ["Gemma", "Qwen3_5"])
+def test_numbers_of_bf16_keep_their_digits_in_another_form(tmp_path, name):
+    """1 + x and -exp(x) are F32 there, as the converter computes them: not rounded to bf16 first."""
+    name = next(case for case in CASES if case.partition(" ")[0] == name)
+    model = model_of(CASES[name]["config"]).bfloat16()
+    gguf_file.save(model, tmp_path / "model.gguf", "BF16", None)
+    back, _ = glassformer.load(tmp_path / "model.gguf")
+    for (path, weight), expected in zip(back.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected.float(), rtol=1e-6, atol=1e-6, msg=path)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_heads_narrower_than_a_block_of_codes_side_by_side(tmp_path, kind):
+    """Columns that move alone are rounded where they lie there, and read as numbers. Codes that would
+    be rounded a second time are refused."""
+    name = next(case for case in CASES if case.partition(" ")[0] == "Qwen3_5")
+    model = model_of(CASES[name]["config"])
+    gguf_file.save(model, tmp_path / "model.gguf", kind, None)
+    back, _ = glassformer.load(tmp_path / "model.gguf")
+    parts = {"Q8_0": 127, "Q4_0": 5}[kind]  # a scale is searched, and cuts the largest
+    for (path, weight), expected in zip(back.named_parameters(), model.parameters(), strict=True):
+        assert (weight - expected).abs().max() <= expected.abs().max() / parts, path
+    quantize_weights(model, QuantizedLayout(gguf_file.CODED[kind]))
+    with mistake("rounded a second time"):
+        gguf_file.save(model, tmp_path / "again.gguf", kind, None)
+    assert not (tmp_path / "again.gguf").exists()
 
 
 @pytest.mark.parametrize("mode", ["mean", "first", "last"])

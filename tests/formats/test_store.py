@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -499,6 +500,86 @@ def test_loading_and_saving_take_little_more_than_the_weights(tmp_path, monkeypa
     load, save = map(float, measured.split())
     assert 0.8 < load <= 1.1 and save <= 1.15, measured
     assert snapshot(tmp_path / "m") == snapshot(tmp_path / "m-again")
+
+
+def loaded_digest(folder):
+    return store.digest(store.load(folder)[0])
+
+
+def test_a_model_that_is_saved_over_while_it_is_read_is_never_a_mixture(tmp_path, monkeypatch):
+    """Another process saves before, between and after each part that is read: the config, each
+    tensor, the tokenizer. What loads is one of the two models, or a sentence says what happened."""
+    first = small("llama/stories260k", 1)
+    second = build_model(serial.change(first.config, {"decoder.position.theta": 77.0}), seed=2)
+    tokenizer = train_tokenizer("byte")
+    digests = set()
+    for model in (first, second):
+        store.save(model, tmp_path, tokenizer)
+        digests.add(loaded_digest(tmp_path))
+    real_open, real_read = Path.open, files.read_bytes
+
+    def outcome(at):
+        opened = itertools.count()
+
+        def saved_between(read):
+            def reading(path, *args, **kwargs):
+                if Path(path).parent == tmp_path and next(opened) == at:
+                    store.save(second, tmp_path, tokenizer)
+                return read(path, *args, **kwargs)
+
+            return reading
+
+        store.save(first, tmp_path, tokenizer)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", saved_between(real_open))
+            patch.setattr(files, "read_bytes", saved_between(real_read))
+            try:
+                return loaded_digest(tmp_path)
+            except UserError as error:
+                assert "saved anew or removed while it was read" in str(error)
+
+    assert {outcome(at) for at in range(40)} == {*digests, None}
+
+
+def test_a_checkpoint_that_a_training_removes_while_it_is_read_is_named(tmp_path, monkeypatch):
+    folder = tmp_path / "m"
+    store.save(small("llama/stories260k"), folder, train_tokenizer("byte"))
+    opened = Checkpoint.open(folder)
+    folder.rename(tmp_path / ".m.old")
+    for step in (opened.model, opened.tokenizer):
+        with mistake("saved anew or removed while it was read"):
+            step()
+
+
+def test_a_save_that_is_killed_leaves_no_mixture(tmp_path, monkeypatch):
+    """At each rename: the new model, or a sentence that says what happened."""
+    first = small("llama/stories260k", 1)
+    second = build_model(serial.change(first.config, {"decoder.position.theta": 77.0}), seed=2)
+    tokenizer = train_tokenizer("byte")
+    store.save(second, tmp_path, tokenizer)
+    new = loaded_digest(tmp_path)
+    real = Path.replace
+
+    def outcome(at):
+        replaced = itertools.count()
+
+        def killed(path, target):
+            if Path(target).parent == tmp_path and next(replaced) == at:
+                raise KeyboardInterrupt
+            return real(path, target)
+
+        store.save(first, tmp_path, tokenizer)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", killed)
+            patch.setattr(shutil, "rmtree", lambda path, **_: None)  # nobody tidies up after a kill
+            with contextlib.suppress(KeyboardInterrupt):
+                store.save(second, tmp_path, tokenizer)
+        try:
+            return loaded_digest(tmp_path)
+        except UserError as error:
+            assert "a save into it was ended before it was done" in str(error)
+
+    assert [outcome(at) for at in range(5)] == [None, None, None, None, new]
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_verified_is_named(tmp_path, monkeypatch):

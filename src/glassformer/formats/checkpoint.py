@@ -16,7 +16,7 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from .. import families as recipes
 from ..core import files
@@ -41,7 +41,7 @@ from .generation_config import GENERATION
 from .resolve import GGUF, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -53,11 +53,13 @@ if TYPE_CHECKING:
     Dtype = torch.dtype | str | None
     Device = torch.device | str | None
 
+Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
 _Result = TypeVar("_Result")
 
 FORMAT = 1  # of the glassformer layout
 SUMS, ANOTHER = "SHA256SUMS", "use another checkpoint"  # of a checkpoint of a training
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
+SAVING = ".saving-"  # how the name of what a save writes first begins
 STARTS = ("decoder_start_token_id", "forced_bos_token_id")
 TOKENIZERS = (
     "tokenizer.json",
@@ -98,6 +100,8 @@ class Checkpoint:
     by name; the empty name's is the default. ``headers``: where the tensors lie, if that
     is known already. ``quantization``: what config.json says of weights of few bits, None where
     there are none. ``fingerprint_of_base``: that of the base's weights when the change was made.
+    ``stamp``: the state of its files before they were read, so that no part of another model that
+    is saved there meanwhile is read as this one's.
     """
 
     name: str
@@ -110,6 +114,7 @@ class Checkpoint:
     headers: Headers | None = None
     quantization: Any = None
     fingerprint_of_base: str | None = None
+    stamp: Stamp = ()
 
     @classmethod
     def open(cls, name: str | Path, context: int | None = None) -> Checkpoint:
@@ -130,7 +135,7 @@ class Checkpoint:
                 f"{target} is a change of {base}, which has a context of its own; leave "
                 "context out.",
             )
-            opened = _read(str(name), target, base)
+            opened = _stamped(str(name), target, base)
         return (
             opened
             if context is None
@@ -149,7 +154,7 @@ class Checkpoint:
             "or of a run that trained a part of the weights.",
         )
         assert isinstance(target, Path)
-        return _read(str(folder), target, self.name)
+        return _stamped(str(folder), target, self.name)
 
     @property
     def is_gguf(self) -> bool:
@@ -191,15 +196,16 @@ class Checkpoint:
         if self.folder is None:
             new_kind = kind or weights.MODEL_DTYPES["float32"]
             return weights.new_model(self.config, new_kind, device, layout=layout)
-        if self._plain:
-            files = self._files(mapped)
-            size = kind or files.dtype
-            names = self._names()
-            model = weights.load_model(self.config, *names, files, size, device, layout).eval()
-        else:
-            model = self._converted(kind, device, mapped)
-            if layout is not None:
-                quantized.quantize_weights(model, layout)
+        with self._unchanged():
+            if self._plain:
+                files = self._files(mapped)
+                size = kind or files.dtype
+                names = self._names()
+                model = weights.load_model(self.config, *names, files, size, device, layout).eval()
+            else:
+                model = self._converted(kind, device, mapped)
+                if layout is not None:
+                    quantized.quantize_weights(model, layout)
         model.labels, model.prompts = self.labels, self.prompts
         model.family = self.recipe.name if self.recipe else model.family
         return model
@@ -243,6 +249,12 @@ class Checkpoint:
                     file.seek(place)
                     hasher.update(file.read(SAMPLE))
         return hasher.hexdigest()
+
+    def _unchanged(self) -> contextlib.AbstractContextManager[None]:
+        """UserError where the files were not those that were opened, or are no longer at the end."""
+        if self.folder is None or not self.stamp:
+            return contextlib.nullcontext()
+        return unchanged(self.folder, self.stamp)
 
     @property
     def _plain(self) -> bool:
@@ -354,12 +366,13 @@ class Checkpoint:
             model = weights.new_model(cfg, size, device, seed)
             weights.copy_weights(model, {path: source_params[path] for path in shared})
         else:
-            files = self._files()
-            model = weights.new_model(cfg, kind or files.dtype, device, seed)
-            links, file_shapes = weights.check_links(self.config, *self._names(), files)
-            params = {path: model.get_parameter(path) for path in shared}
-            shared_links = [link for link in links if shared.issuperset(link.param_names)]
-            weights.fill(shared_links, files, params, file_shapes)
+            with self._unchanged():
+                files = self._files()
+                model = weights.new_model(cfg, kind or files.dtype, device, seed)
+                links, file_shapes = weights.check_links(self.config, *self._names(), files)
+                params = {path: model.get_parameter(path) for path in shared}
+                shared_links = [link for link in links if shared.issuperset(link.param_names)]
+                weights.fill(shared_links, files, params, file_shapes)
         new = tuple(path for path in shapes if path not in shared)
         unused = tuple(path for path in source_shapes if path not in shared)
         return Fitted(model.eval(), new, unused)
@@ -367,16 +380,17 @@ class Checkpoint:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the folder, with the source's own where there is one; None without
         any."""
-        if self.is_gguf:
-            from . import gguf
+        with self._unchanged():
+            if self.is_gguf:
+                from . import gguf
 
-            assert self.folder is not None
-            return gguf.open_tokenizer(self.folder)
-        tokenizer = None if self.folder is None else open_tokenizer(self.folder)
-        if tokenizer is not None:
-            tokenizer.source_tokenizer = self.source_tokenizer()
-            tokenizer.frames_as_file = self.recipe is not None and scores(self.config)
-        return tokenizer
+                assert self.folder is not None
+                return gguf.open_tokenizer(self.folder)
+            tokenizer = None if self.folder is None else open_tokenizer(self.folder)
+            if tokenizer is not None:
+                tokenizer.source_tokenizer = self.source_tokenizer()
+                tokenizer.frames_as_file = self.recipe is not None and scores(self.config)
+            return tokenizer
 
     def source_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the model's encoder reads by, None where both sides have one."""
@@ -476,6 +490,40 @@ def _base_named(folder: Path) -> str | None:
     return None
 
 
+def file_stamp(folder: Path) -> Stamp:
+    """The names, times, sizes and inodes of the files of a model in a folder, or of its one file."""
+    names = (CONFIG, ADAPTER, GENERATION, SOURCE, INDEX, "tokenizer_config.json", *TOKENIZERS)
+    paths = [folder, *(folder / name for name in names)]
+    with contextlib.suppress(OSError):  # a training removes its older checkpoints
+        paths += sorted(folder.glob("*.safetensors"))
+    stamps = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            times = (stat.st_mtime_ns, stat.st_size) if path.is_file() else (0, 0)
+            stamps.append((str(path), *times, stat.st_ino))
+    return tuple(stamps)
+
+
+@contextlib.contextmanager
+def unchanged(folder: Path, stamp: Stamp) -> Iterator[None]:
+    """UserError where the model in a folder is saved anew or removed while it is read inside."""
+    try:
+        yield
+    finally:
+        need(
+            file_stamp(folder) == stamp,
+            f"{folder} was saved anew or removed while it was read; read it again.",
+        )
+
+
+def _stamped(name: str, folder: Path, base: str | None) -> Checkpoint:
+    """``_read`` of files that stay as they are, and their stamp."""
+    stamp = file_stamp(folder)
+    with unchanged(folder, stamp):
+        return replace(_read(name, folder, base), stamp=stamp)
+
+
 def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
     """The model that a folder's config.json describes, in either layout; an adapter's without one
     is its base's."""
@@ -499,6 +547,11 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
         need(
             not resumable,
             f"{folder} is a run that has no checkpoint yet; go on with --resume: {line}",
+        )
+        need(
+            next(folder.glob(f"{SAVING}*"), None) is None,
+            f"{folder} has no config.json: a save into it was ended before it was done, or goes on "
+            "now; save the model again.",
         )
         raise UserError(f"{folder} has no config.json; give the folder of a saved model.")
     raw = files.read_json(path, fix="restore it or download it again")

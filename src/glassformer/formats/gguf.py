@@ -167,7 +167,7 @@ def load(path: Path, dtype: torch.dtype | None, device: weights.Device = None) -
         kind = file.places[link.file_names[0]].kind
         # codes of a matrix that lies transposed are no rows
         fits = len(link.file_names) == 1 and coded.issuperset(link.param_names)
-        if kind in CODED and fits:
+        if kind in CODED and fits and _moves_blocks(link, [shapes[n] for n in link.param_names]):
             _fill_codes(model, link, file, shapes)
         else:
             weights.fill([link], file, dict(model.named_parameters()), shapes)
@@ -315,11 +315,26 @@ def _kinds_and_shapes(
     for name, sketch in zip(link.file_names, sketches, strict=True):
         shape = tuple(sketch.shape)
         if coded and shape[-1] % 32 == 0:
+            need(
+                _moves_blocks(link, [param.shape for param in params]),
+                f"{name} has heads that are no multiple of 32 wide side by side, so its codes would "
+                "be rounded a second time; convert the model that they were made of.",
+            )
             yield ("Q8_0" if bits == {8} else "Q4_0"), shape
         elif len(shape) == 1 or re.search(WHOLE, name):
             yield "F32", shape
         else:
             yield ("F16" if kind in CODED and shape[-1] % 32 else kind), shape
+
+
+def _moves_blocks(link: weights.Link, shapes: Sequence[Sequence[int]]) -> bool:
+    """True where what lies otherwise in the file are rows, or columns by blocks of 32: codes stay
+    codes."""
+    try:
+        link.save([torch.empty((*shape[:-1], shape[-1] // 32), device="meta") for shape in shapes])
+    except RuntimeError:
+        return False
+    return True
 
 
 def _bits(param: Tensor) -> int | None:
@@ -335,7 +350,7 @@ def _data(link: weights.Link, params: Sequence[Tensor], index: int, kind: str) -
         need(is_finite(tensor), f"A weight is too large for {kind}; write BF16 or F32.")
         return tensor.view(-1).view(torch.uint8).numpy()
     round_weight = nearest if kind == "Q8_0" else searched
-    if len(link.file_names) > 1:
+    if len(link.file_names) > 1 or CODED[kind] not in map(_bits, params):
         tensor = link.save([param.detach() for param in params])[index].contiguous()
         codes, scales = (side.numpy() for side in round_weight(tensor, CODED[kind], 32))
         return join(kind, codes.reshape(-1, 32), scales.reshape(-1, 1))

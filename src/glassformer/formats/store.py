@@ -27,7 +27,7 @@ from ..families.names import Table
 from ..fast.quantized import QuantizedWeight
 from . import adapters, tuning, weights
 from . import quantized_weights as quantized
-from .checkpoint import FINGERPRINT, FORMAT, SOURCE, Checkpoint, scores
+from .checkpoint import FINGERPRINT, FORMAT, SAVING, SOURCE, Checkpoint, scores
 from .generation_config import GENERATION
 from .tokenizer_saving import framed_json, settings
 
@@ -321,18 +321,21 @@ def _json(value: Mapping[str, Any]) -> str:
 
 def _commit(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> None:
     """Write everything beside, then rename it into place, config.json last; then remove what it
-    replaced."""
+    replaced. In between no config.json stands there, so that nobody reads a mixture of two models.
+    """
     if not folder.exists():
         with files.write_folder(folder) as beside:
             _write(beside, contents, tokenizer)
         return
     files.make_folder(folder)
     replaced = _weight_files(folder)
-    with files.temporary(folder, ".saving-") as beside, files.explain_errors(folder):
+    with files.temporary(folder, SAVING) as beside, files.explain_errors(folder):
         _write(beside, contents, tokenizer)
         names = [str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file()]
-        for name in (*(name for name in names if name != "config.json"), "config.json"):
+        for name in names:
             files.sync(beside / name)
+        (folder / "config.json").unlink(missing_ok=True)
+        for name in (*(name for name in names if name != "config.json"), "config.json"):
             (folder / name).parent.mkdir(exist_ok=True)
             (beside / name).replace(folder / name)
         for path in replaced:

@@ -99,7 +99,8 @@ class Link:
     def _turn_back(self, tensor: Tensor) -> Tensor:
         source, _, target = self.rule.axes.partition("->")
         tensor = _rearrange(tensor, target, source, self.rule.heads) if target else tensor
-        tensor = NUMBERS[self.rule.numbers][1](tensor) if self.rule.numbers else tensor
+        if self.rule.numbers:  # 1 + x has more digits than bf16 holds
+            tensor = NUMBERS[self.rule.numbers][1](tensor.float())
         return tensor.transpose(-1, -2) if self.rule.transpose else tensor
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.errors import UserError, need
-from ...core.files import JsonObject, explain_errors
+from ...core.files import JsonObject
 from ...formats.chat_template import find
 from ...formats.checkpoint import Checkpoint, has_tokenizer
 from ...formats.resolve import MODELS, is_recipe
@@ -202,7 +202,7 @@ class ModelEntry:
         self.dtype = dtype
         self.device = device
         self.checkpoint = checkpoint or Checkpoint.open(name)
-        self.stamp = file_stamp(self.checkpoint)
+        self.stamp = self.checkpoint.stamp
         self.loaded: Loaded | None = None
         self.lock = FairLock()
 
@@ -211,15 +211,14 @@ class ModelEntry:
         as loading does."""
         with self.lock.acquire(check):
             checkpoint = Checkpoint.open(self.name)
-            new_stamp = file_stamp(checkpoint)
             loaded = self.loaded  # which another thread may take out meanwhile
-            if loaded is None or new_stamp != self.stamp:
+            if loaded is None or checkpoint.stamp != self.stamp:
                 self.checkpoint = checkpoint
-                if new_stamp != self.stamp:
+                if checkpoint.stamp != self.stamp:
                     self.heads = None
                 loaded = self.loaded = None
                 loaded = self.loaded = Loaded.of(checkpoint, self.dtype, self.device)
-                self.stamp = new_stamp
+                self.stamp = checkpoint.stamp
             return loaded
 
     def has_tokenizer(self) -> bool:
@@ -227,7 +226,7 @@ class ModelEntry:
 
     def open_tokenizer(self) -> Any:
         """Tokenizer, without loading the weights; None if there is none."""
-        return self.checkpoint.tokenizer()
+        return Checkpoint.open(self.name).tokenizer()
 
     def chat_template(self) -> str | None:
         """The template that makes one text of a conversation; None of a base model."""
@@ -287,22 +286,6 @@ class RecordedEntry(InMemoryEntry):
         sizes = module_card(module, tokenizer, source=self.outside.is_pair, attention=True)
         card = {"name": self.id, "title": self.title, **sizes, "labels": [], "loaded": True}
         return {**card, "dtype": self.open().dtype}
-
-
-def file_stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
-    """Fingerprint of the model's files (names, times, sizes, inodes). UserError where a training has
-    removed them meanwhile."""
-    if checkpoint.folder is None:
-        return ()
-    stamps = []
-    with explain_errors(checkpoint.folder):
-        paths = sorted(checkpoint.folder.iterdir())
-    for path in paths:
-        with suppress(OSError):
-            if path.suffix in (".json", ".safetensors", ".model", ".txt", ".tiktoken"):
-                stat = path.stat()
-                stamps.append((path.name, stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    return (str(checkpoint.folder.resolve()), *stamps)
 
 
 def unique_id(name: str, taken: Container[str], allowed: str = "A-Za-z0-9._-") -> str:

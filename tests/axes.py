@@ -21,14 +21,14 @@ def longer(cfg):
     table = c.Learned(LENGTHS[1])
     stacks = {
         n: replace(s, position=table)
-        for n, s in c.stacks(cfg).items()
+        for n, s in cfg.stacks.items()
         if isinstance(s.position, c.Learned)
     }
     return replace(cfg, pool=None, **stacks)
 
 
 FAMILIES = {
-    name: longer(cfg) for name, cfg in ALL.items() if not c.recurrent(cfg) and name not in STATES
+    name: longer(cfg) for name, cfg in ALL.items() if not cfg.recurrent and name not in STATES
 }
 
 
@@ -43,7 +43,7 @@ def row(cfg, scene, length):
         saved["pos"] = torch.where(pos >= border, pos - border, pos)
     if scene == "padded":
         saved["pos"] = torch.stack((pos[0], torch.cat((torch.full((5,), -1), pos[1, :-5]))))
-    if scene == "prefix" and isinstance(cfg, c.Decoder) and not c.recurrent(cfg):
+    if scene == "prefix" and isinstance(cfg, c.Decoder) and not cfg.recurrent:
         saved["prefix"] = pos < torch.tensor([[4], [length // 2]])
     if isinstance(cfg, c.EncoderDecoder):
         saved["source"] = tokens(2, 13, seed=5)

@@ -64,7 +64,7 @@ def test_the_largest_answers_at_once():
 def test_shapes_without_torch_are_those_of_the_modules(name):
     """The page that counts without torch names what is built, and nothing else."""
     model = ALL[name] if name in ALL else recipes.find(name)
-    small = {f"{body}.depth": len(stack.pattern) for body, stack in config.stacks(model).items()}
+    small = {f"{body}.depth": len(stack.pattern) for body, stack in model.stacks.items()}
     model = serial.change(model, small) if "/" in name else model
     built = {
         path: tuple(weight.shape)

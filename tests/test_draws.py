@@ -40,13 +40,13 @@ def drawn(seed):
     draw = random.Random(-1 - seed)
     turned = {
         name: replace(body, position=replace(body.position, interleaved=draw.random() < 0.5))
-        for name, body in c.stacks(cfg).items()
+        for name, body in cfg.stacks.items()
         if isinstance(body.position, c.Rotary)
     }
     cfg = replace(cfg, **turned)
     if isinstance(cfg, c.Encoder) and draw.random() < 0.3:
         cfg = replace(cfg, token_head=c.TokenHead(draw.randint(1, 4), draw.choice((None, "gelu"))))
-    if not c.recurrent(cfg) and not getattr(cfg.head, "tied", False) and draw.random() < 0.3:
+    if not cfg.recurrent and not getattr(cfg.head, "tied", False) and draw.random() < 0.3:
         cfg = replace(cfg, embed=replace(cfg.embed, dim=draw.choice((6, 16))))
     return cfg
 

@@ -159,7 +159,7 @@ BIASES = (c.RelativeBias, c.Alibi, LearnedWithBias, RelativeEmbedding)
 def needs(cfg):
     """Requirements of each attention layer beside a mask."""
     results = []
-    for stack in c.stacks(cfg).values():
+    for stack in cfg.stacks.values():
         for block in stack.pattern:
             if not isinstance(block.attention, c.Attention):
                 continue
@@ -281,11 +281,11 @@ def test_a_tape_changes_nothing(name):
     tape = Tape("*")
     assert torch.equal(forward(model, tokens(), tape=tape), plain)
     place = "decoder" if hasattr(model, "decoder") else "encoder"
-    if place in c.stacks(model.config) and name not in tiny.STATES:
-        heads = c.stacks(model.config)[place].pattern[0].attention.heads
+    if place in model.config.stacks and name not in tiny.STATES:
+        heads = model.config.stacks[place].pattern[0].attention.heads
         pattern = tape[f"{place}.blocks.1.attn.pattern"]
         assert pattern.shape == (3, heads, 20, 20)
-        if isinstance(c.stacks(model.config)[place].block(1).attention, SinkAttention):
+        if isinstance(model.config.stacks[place].blocks[1].attention, SinkAttention):
             assert (pattern.sum(-1) < 1).all()
         else:
             assert_close(pattern.sum(-1), torch.ones(3, heads, 20))

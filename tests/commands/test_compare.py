@@ -367,7 +367,7 @@ def test_the_run_files_that_are_shipped_describe_models(path, shared_data):
     model = plan_run(training.read_arms([str(path)])[0].settings).shape
     assert model.embed.vocab > 0
     output = ("rnn", "lstm")
-    assert bool(config.recurrent(model)) == any(name in path.stem for name in output)
+    assert bool(model.recurrent) == any(name in path.stem for name in output)
 
 
 def test_all_arms_have_one_plan(monkeypatch):

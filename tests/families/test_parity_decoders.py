@@ -235,7 +235,7 @@ def test_nanomoe_is_as_its_author_trained_it():
     """A mixture in the first of every two blocks, no biases, and as many parameters as its code
     makes."""
     model = recipes.find("nanomoe/openwebtext")
-    mixed = [isinstance(model.decoder.block(i).feedforward, config.MoE) for i in range(6)]
+    mixed = [isinstance(model.decoder.blocks[i].feedforward, config.MoE) for i in range(6)]
     assert mixed == [True, False] * 3
     block = 2 * 384 + 4 * 384 * 384  # norms, attention
     mlp = 8 * 384 * 384

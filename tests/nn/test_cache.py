@@ -203,8 +203,8 @@ def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name):
 @pytest.mark.parametrize("size", [2**31, tiny.CONTEXT + 1])
 def test_a_window_longer_than_the_context_takes_no_memory_before_tokens_come(size):
     cfg = DECODERS["starcoder2"]
-    attention = replace(cfg.decoder.block(0).attention, mask=c.Window(size))
-    stack = replace(cfg.decoder, pattern=(replace(cfg.decoder.block(0), attention=attention),))
+    attention = replace(cfg.decoder.blocks[0].attention, mask=c.Window(size))
+    stack = replace(cfg.decoder, pattern=(replace(cfg.decoder.blocks[0], attention=attention),))
     model = tiny.model(replace(cfg, decoder=stack))
     cache = Cache(model.config)
     ids = tokens(1, 12)

@@ -127,7 +127,7 @@ def one_stack(model, side, bounds, tokens, look, memory):
     x = x * embed.scale
     if embed.segment is not None:
         x = x + look(f"{bounds}.segment", embed.segment(torch.zeros_like(tokens)))
-    cfg = c.stacks(model.config)[side].position
+    cfg = model.config.stacks[side].position
     T = tokens.shape[1]
     if isinstance(cfg, c.Learned):
         x = x + look(f"{bounds}.position", stack.position.weight[None, :T])

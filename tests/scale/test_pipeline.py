@@ -129,4 +129,4 @@ def test_what_does_not_fit_is_refused_in_a_sentence():
     with mistake("2 stands alone so far and there are 4 processes; start 2"):
         around.check(run.Train(), DECODERS["llama"], Mesh(Parallel(data=2, pipeline=2)))
     with mistake("Only a decoder made of blocks"):
-        check(next(cfg for cfg in ALL.values() if c.recurrent(cfg)), 2)
+        check(next(cfg for cfg in ALL.values() if cfg.recurrent), 2)

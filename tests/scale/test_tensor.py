@@ -63,7 +63,7 @@ from mistakes import mistake
 from seeding import generator_from
 from tiny import ALL, DECODERS, tokens
 
-EVERY = {**FAMILIES, **{name: cfg for name, cfg in ALL.items() if c.recurrent(cfg)}}
+EVERY = {**FAMILIES, **{name: cfg for name, cfg in ALL.items() if cfg.recurrent}}
 
 
 def fits(cfg, pieces):
@@ -141,7 +141,7 @@ def dropped(mesh, names, adapted):
     for name in names:
         cfg = EVERY[name]
         results = []
-        cfg = replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in c.stacks(cfg).items()})
+        cfg = replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in cfg.stacks.items()})
         models = [model.train() for model in twins(cfg)]
         paths = [name for name, layer in models[0].named_modules() if isinstance(layer, Linear)]
         paths = tuple(name for name in paths if name.endswith(LAYERS))

@@ -33,7 +33,7 @@ STORIES = (
     Path(os.environ.get("GLASSFORMER_DATA", Path(__file__).parents[3] / "shared/data"))
     / "stories260K"
 )
-STACKED = {name: cfg for name, cfg in tiny.ALL.items() if not c.recurrent(cfg).get("decoder")}
+STACKED = {name: cfg for name, cfg in tiny.ALL.items() if not cfg.recurrent.get("decoder")}
 STACKED.pop("reader")
 MODELS = {
     **STACKED,

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 STACKED = {
     name: cfg
     for name, cfg in tiny.ALL.items()
-    if not c.recurrent(cfg) and name not in ("reader", "pooled")
+    if not cfg.recurrent and name not in ("reader", "pooled")
 }
 
 

@@ -79,7 +79,7 @@ def check(name, pieces, **options):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cell_is_a_patched_run(name):
-    block = tiny.ALL[name].decoder.block(0)
+    block = tiny.ALL[name].decoder.blocks[0]
     check(
         name,
         ("resid", "attn.write", "ffn.write")

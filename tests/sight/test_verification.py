@@ -81,7 +81,7 @@ def test_every_format_passes(name, dtype):
 def test_texts_may_fill_the_table_of_positions(name):
     """Columns of padding are no positions; texts have 12 tokens here."""
     table = config.Learned(12)
-    sides = config.stacks(tiny.ALL[name]).items()
+    sides = tiny.ALL[name].stacks.items()
     learned = {side: replace(stack, position=table) for side, stack in sides}
     result = checks(tiny.model(replace(tiny.ALL[name], context=12, **learned)))
     assert not failing(result), "\n".join(check.line() for check in failing(result).values())

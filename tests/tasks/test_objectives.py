@@ -346,7 +346,7 @@ SMALL = {
 
 def shape_of(result):
     """A tiny model's config as a run file has it, with dropout."""
-    stacks = {name: replace(stack, dropout=0.1) for name, stack in config.stacks(result).items()}
+    stacks = {name: replace(stack, dropout=0.1) for name, stack in result.stacks.items()}
     result = replace(result, embed=replace(result.embed, vocab=130), **stacks)
     return serial.to_dict(result)
 

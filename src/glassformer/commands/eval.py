@@ -115,13 +115,12 @@ class Evaluation:
     ) -> CommandOutput:
         """Returns the figures that follow from the model's shape; ``objective`` is that of the run
         it comes from, where that is known."""
-        from ..core import config
         from ..tasks import predictions
 
         paired = self.target is not None or "source" in (self.columns or ())
         if model.config.has_source:
             return self.score_targets(model, tokenizer)
-        if paired and isinstance(model.config, config.Decoder):
+        if paired and model.config.is_decoder:
             need(
                 objective in ("Seq2Seq", None),
                 f"{name} was trained to continue text ({objective}) and generates no "
@@ -129,7 +128,7 @@ class Evaluation:
                 "--objective Seq2Seq, or leave --target and --columns out to measure its loss.",
             )
             return self.score_targets(model, tokenizer)
-        if model.config.pool is not None and model.config.pool.labels:
+        if model.config.labels:
             return self.score_labels(model, tokenizer)
         if predictions.tags(model.config):
             return self.score_tags(model, tokenizer)

@@ -97,7 +97,7 @@ def run(
     out FILE.jsonl: a JSON line for each continuation; run it again to resume
     """
     with prompt_reader(options.device, out) as (reader, is_first):
-        from ..core import config, generation
+        from ..core import generation
 
         sampling = generation.Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         only_next = next is not None
@@ -163,7 +163,7 @@ def run(
             for number, row in enumerate(rows):
                 print(f"[{number}] {texts[number // samples] or ''}{row.text}\n")
         if any(row.finish == "context" for row in rows) and not only_next:
-            context, slides = model.config.context, isinstance(model.config, config.Decoder)
+            context, slides = model.config.context, model.config.is_decoder
             hint = f"; --slide goes on, reading the last {context // 2} again" if slides else ""
             note(f"Ended at the model's context of {context} tokens{hint}.")
         if temperature and not json and not only_next:

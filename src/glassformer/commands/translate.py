@@ -46,7 +46,7 @@ def run(
     cut SIDE: truncate long sources at the end or start (by default they are refused)
     json: tokens, log-probabilities and scores as JSON, a text a line
     """
-    from ..core import config, generation
+    from ..core import generation
     from ..tasks import translation
 
     sources = [*text, *prompts]
@@ -55,12 +55,12 @@ def run(
     generation.check_beams(beams, best, length_penalty, max_new)
     model, tokenizer = options.load_with_tokenizer()
     need(
-        not isinstance(model.config, config.Encoder),
+        not model.config.is_encoder,
         f"{options.model} is an encoder and writes no text; use `glassformer fill`, `embed` "
         "or `classify`.",
     )
     objective = options.run_objective()
-    if isinstance(model.config, config.Decoder) and objective not in ("Seq2Seq", None):
+    if model.config.is_decoder and objective not in ("Seq2Seq", None):
         raise UserError(
             f"{options.model} was trained with the objective {objective}, not on pairs of texts; "
             "use `glassformer "

@@ -12,7 +12,6 @@ from typing import Any
 
 from ..core import config
 from ..core.config import serial
-from ..core.config.model import long_scalings
 from ..core.errors import UserError, nearest, need
 from . import (  # noqa: F401, each with its pages
     albert,
@@ -195,11 +194,11 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, Setting
     # what is in the way of the nearest layout, how much of it
     hindrance, nearness = "none is of its shape", 0
     need(
-        not config.recurrent(model),
+        not model.recurrent,
         'No published layout holds a recurrent model; save it with the layout "glassformer".',
     )
     need(
-        not any(scaling.use_long for scaling in long_scalings(model).values()),
+        not any(scaling.use_long for scaling in model.long_scalings.values()),
         "No published layout is for long texts alone, as this model's LongRopeScaling is; "
         'save it with the layout "glassformer".',
     )

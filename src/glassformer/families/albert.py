@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config.model import Encoder, embed_dim
+from ..core.config.model import Encoder
 from . import encoder_pages
 from .bert import KEYS as BERT_KEYS
 from .bert import TRUNK
@@ -21,7 +21,7 @@ STACK: Any = LoopedStack(**vars(TRUNK.encoder))
 
 def read_ends(raw: ConfigReader, model: Encoder) -> Encoder:
     """The model with the ends that its architecture names."""
-    apart = embed_dim(model) != model.dim
+    apart = model.embed_dim() != model.dim
     raw.must(apart, "embedding_size", "another than hidden_size, for a layer lies between")
     return ENDS.decode(raw, model)  # type: ignore[no-any-return]
 

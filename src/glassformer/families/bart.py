@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config.layers import MLP, LayerNorm
-from ..core.config.model import Attention, Block, Model, Place, stacks
+from ..core.config.model import Attention, Block, Model, Place
 from ..core.config.position import Learned, Position, Sinusoidal
 from .decoder_pages import NO_NAMES
 from .ends import ENDS, head_of
@@ -80,7 +80,7 @@ def _sines_or_table(raw: ConfigReader) -> Position:
 
 
 def _write_learned(model: Model) -> Settings:
-    learned = isinstance(stacks(model)["encoder"].position, Learned)
+    learned = isinstance(model.stacks["encoder"].position, Learned)
     return {"learned_positions": True} if learned else {}
 
 
@@ -92,7 +92,7 @@ def table(model: Model, root: str = "model", encoder: Names = NO_NAMES) -> Table
     tables of positions there are depends on the model."""
     layers: dict[str, str] = {}
     sines = True
-    for side, stack in stacks(model).items():
+    for side, stack in model.stacks.items():
         layers[f"{side}.first_norm"] = f"{side}.layernorm_embedding"
         layers[f"{side}.last_norm"] = f"{side}.layer_norm"
         if isinstance(stack.position, Learned):

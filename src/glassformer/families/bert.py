@@ -55,7 +55,7 @@ def table(model: Encoder) -> Table:
     """The names of the weights; how labels are called depends on the ends there are."""
     labels = "classifier" if model.head is None else _NEXT
     renamed = OLDER_NORMS
-    if model.head is None and getattr(model.pool, "labels", False):
+    if model.head is None and model.labels:
         renamed = (*renamed, *moved(_NEXT, labels))
     return encoder_pages.table(
         model,

@@ -35,7 +35,6 @@ from ..core.config.model import (
     Model,
     Place,
     Stack,
-    stacks,
 )
 from ..core.config.position import NoPosition, Position, Rotary
 from ..core.config.scaling import (
@@ -136,7 +135,7 @@ def write_rope(model: Model) -> Settings:
 
 def rotary_of(model: Model) -> Rotary:
     """The rotary positions of the first stack, the usual ones where it has others."""
-    position = next(iter(stacks(model).values())).position
+    position = next(iter(model.stacks.values())).position
     return position if isinstance(position, Rotary) else Rotary()
 
 
@@ -212,8 +211,7 @@ def read_windows(raw: ConfigReader, size: int | None, early: Sequence[bool]) -> 
 
 def blocks_of(model: Any) -> list[Block]:
     """Every block of the stack."""
-    blocks = stack(model)
-    return [blocks.block(i) for i in range(blocks.depth)]
+    return stack(model).blocks
 
 
 def with_blocks(model: M, blocks: Sequence[Block]) -> M:
@@ -550,7 +548,7 @@ def write_windows(model: Model) -> list[str]:
 
 def stack(model: Model) -> Stack:
     """The stack that the model's head reads."""
-    return stacks(model)[model.main_body]
+    return model.stacks[model.main_body]
 
 
 def first_block(model: Model) -> Block:

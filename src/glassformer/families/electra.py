@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core.config import Encoder, TokenHead, embed_dim
+from ..core.config import Encoder, TokenHead
 from ..core.config.pool import Pool
 from .bert import KEYS, TRUNK
 from .encoder_pages import ends, moved, trunk
@@ -39,7 +39,7 @@ def read_choice(raw: ConfigReader) -> Pool:
 
 def write_ends(model: Encoder) -> Settings:
     """Settings of the head that a model has, and of its embeddings' width."""
-    raw = {"embedding_size": embed_dim(model), **ENDS.encode(model)}
+    raw = {"embedding_size": model.embed_dim(), **ENDS.encode(model)}
     asks = getattr(model.token_head, "transform", None)
     return {**raw, "architectures": ["ElectraForPreTraining"]} if asks else raw
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.config.layers import Activation
-from ..core.config.model import Decoder
 from ..core.config.pool import Pool, TokenHead
 from ..core.errors import need
 from .config_reader import ConfigReader, Settings
@@ -56,7 +55,7 @@ def read_ends(raw: ConfigReader, model: Any, eos: int | None, headless: bool) ->
     """
     kind = head_of(raw)
     pair = model.has_source
-    is_decoder = isinstance(model, Decoder)
+    is_decoder = model.is_decoder
     usual = raw.number("hidden_dropout", 0.1, most=0.99) if is_decoder else 0.0
     dropout = raw.number("classifier_dropout", usual, most=0.99)
     ends: Settings = {}
@@ -80,7 +79,7 @@ def head_name(model: Any) -> str:
     """The head that a model has, as architectures are named; empty for a bare one."""
     if model.token_head is not None:
         return ANSWERS if model.token_head.span else TOKENS
-    labels = LABELS if getattr(model.pool, "labels", 0) else ""
+    labels = LABELS if model.labels else ""
     if model.head is not None:
         return PRETRAINING if labels else MASKED
     return labels
@@ -109,7 +108,7 @@ def write_ends(raw: Settings, model: Any, names: tuple[str, ...]) -> Settings:
     elif model.head is not None:
         added["tie_word_embeddings"] = model.head.tied
     elif head is None:
-        word = "tie_word_embeddings" if isinstance(model, Decoder) else "add_pooling_layer"
+        word = "tie_word_embeddings" if model.is_decoder else "add_pooling_layer"
         added[word] = False
     if model.has_source:  # a tokenizer's follows, where there is one; theirs shifts texts by it
         raw.setdefault("pad_token_id", 1)

@@ -293,11 +293,10 @@ def _walk(node: Any, steps: list[str], path: str = "") -> tuple[str, Any] | None
 
 
 def spelled_out(model: config.Model) -> config.Model:
-    """The config with the defaults of its blocks spelled out, so that two which mean the same are
-    equal."""
-    spelled = {
-        name: _spelled_stack(stack, model.dim) for name, stack in config.stacks(model).items()
-    }
+    """The config, of a model or of a part, with the defaults of its blocks spelled out, so that two
+    which mean the same are equal."""
+    stacks = getattr(model, "stacks", {})
+    spelled = {name: _spelled_stack(stack, model.dim) for name, stack in stacks.items()}
     return replace(model, **spelled)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.config import serial
 from ..core.config.mask import Window
-from ..core.config.model import Model, stacks
+from ..core.config.model import Model
 from ..core.config.position import Learned
 from . import bart
 from .keys import ConfigWords, Section, revise
@@ -44,8 +44,8 @@ def read_windows(raw: ConfigReader, model: Any, **layer: Any) -> Any:
 
 def write_windows(model: Model) -> Settings:
     """Settings of windows and global tokens."""
-    encoder = stacks(model)["encoder"]
-    attentions: list[Any] = [encoder.block(i).attention for i in range(encoder.depth)]
+    encoder = model.stacks["encoder"]
+    attentions: list[Any] = [block.attention for block in encoder.blocks]
     masks = [getattr(mixer, "mask", None) for mixer in attentions]
     sizes = [getattr(mask, "rules", (mask,))[0] for mask in masks]
     raw: Settings = {"attention_window": [2 * getattr(window, "size", 1) - 2 for window in sizes]}

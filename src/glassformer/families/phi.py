@@ -12,7 +12,6 @@ from ..core.config import (
     Model,
     RMSNorm,
 )
-from ..core.config.model import long_scalings
 from .decoder_pages import (
     ATTENTION,
     GPT2_LAYERS,
@@ -70,13 +69,13 @@ page(
 def short_context(raw: ConfigReader, model: Decoder) -> Decoder:
     """The model whose context is what its short factors are right for; for longer texts:
     ``glassformer.load(.., context=N)``."""
-    lengths = [scaling.original_context for scaling in long_scalings(model).values()]
+    lengths = [scaling.original_context for scaling in model.long_scalings.values()]
     return replace(model, context=min([model.context, *lengths]))
 
 
 def write_context(model: Model) -> Settings:
     """The context of short factors, and that of long ones as the file's."""
-    scalings = long_scalings(model).values()
+    scalings = model.long_scalings.values()
     contexts = [round(scaling.original_context * scaling.factor) for scaling in scalings]
     return {
         "max_position_embeddings": contexts[-1] if contexts else model.context,

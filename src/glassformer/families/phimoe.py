@@ -13,7 +13,6 @@ from ..core.config import (
     Model,
     Rotary,
 )
-from ..core.config.model import long_scalings
 from .decoder_pages import (
     LONGROPE,
     decoder,
@@ -44,7 +43,7 @@ def _positions(raw: ConfigReader) -> Rotary:
 
 def _write_rope(model: Model) -> Settings:
     raw = write_rope(model)
-    for scaling in long_scalings(model).values():
+    for scaling in model.long_scalings.values():
         size = scaling.attention_factor
         raw["rope_scaling"] |= {"short_mscale": size, "long_mscale": size}
     return raw
@@ -61,7 +60,7 @@ page(
         ),
         window(),
         turned(_positions),
-        Section(short_context, lambda model: write_context(model) if long_scalings(model) else {}),
+        Section(short_context, lambda model: write_context(model) if model.long_scalings else {}),
         without="head_dim",
         rope=Section(encode=_write_rope),
         max_position_embeddings=131_072,

@@ -119,7 +119,7 @@ class Recipe:
     @property
     def _is_encoder(self) -> bool:
         """True where the words say the ends too, as each family of encoders has others."""
-        return self.words is None or isinstance(self.words.template, config.Encoder)
+        return self.words is None or self.words.template.is_encoder
 
     def _decode(self, raw: ConfigReader) -> config.Model:
         words: Any = self.words
@@ -137,7 +137,7 @@ class Recipe:
         if not self._is_encoder:
             if model.head is not None:
                 return words.encode(model)  # type: ignore[no-any-return]
-            head = None if isinstance(model, config.Encoder) else words.template.head
+            head = None if model.is_encoder else words.template.head
             bare = replace(model, head=head, pool=None, token_head=None)
             added = write_dropout(model)
         return write_ends(words.encode(bare) | added, model, self.architectures)

@@ -84,7 +84,7 @@ def with_ends(
     pooler = f"{name}.pooler.dense"
     text = (f"{LABEL}.dense", f"{LABEL}.out_proj")
     score = (pooler, LABEL)
-    is_text = not choice and bool(getattr(model.pool, "labels", 0))
+    is_text = not choice and model.labels > 0
     transform, proj = text if is_text else score
     layers = {"pool.transform": transform, "pool.proj": proj}
     # of choices, whose layers have the names of a pooler and of BERT's labels

@@ -152,7 +152,7 @@ def read_score(raw: ConfigReader, model: config.Model) -> config.Model:
     ``problem_type``: several labels at once have a probability each. A cross-encoder's score goes
     through a sigmoid only where its files say so by name.
     """
-    pool, head = model.pool, getattr(model, "token_head", None)
+    pool, head = model.pool, model.token_head
     page = raw.inside("sentence_transformers")
     act = raw.value(SCORE, None) or (page and page.value("activation_fn", None))
     act = act or raw.value("sbert_ce_default_activation_function", None)
@@ -193,7 +193,7 @@ def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
     settings = raw.inside(KEY)
     if settings is None:
         return read_score(raw, model)
-    if not isinstance(model, config.Encoder):
+    if not model.is_encoder:
         raise UserError(
             f"{raw.source}: {MODULES} makes sentence vectors of a decoder, and here "
             "only encoders do that."
@@ -209,11 +209,11 @@ def write_config(model: config.Model) -> tuple[config.Model, Settings]:
     """The encoder alone, and what the files beside its config.json must say; any other model as it
     is."""
     pool = model.pool
-    encoder = isinstance(model, config.Encoder) and model.head is None
+    encoder = model.is_encoder and model.head is None
     if not encoder or pool is None or pool.labels or pool.transform is not None:
         score = write_score(model)
         return (replace(model, pool=replace(pool, sigmoid=False)) if pool else model), score
-    position = config.stacks(model)["encoder"].position
+    position = model.stacks["encoder"].position
     context = position.length if isinstance(position, config.Learned) else model.context
     mode = next((key for key, of in MODES.items() if of == pool.mode), None)
     need(

@@ -17,7 +17,6 @@ from ..core.config.model import (
     Encoder,
     EncoderDecoder,
     Model,
-    stacks,
 )
 from ..core.config.position import NoPosition, RelativeBias
 from ..core.errors import need
@@ -101,14 +100,14 @@ def ends(scales: bool) -> Section:
             )
         scaled = scales and raw.flag("scale_decoder_outputs", stated)
         head = Head(tied=tied, scale=model.dim**-0.5 if scaled else 1.0)
-        decoder = replace(stacks(model)["decoder"], depth=depth)
+        decoder = replace(model.stacks["decoder"], depth=depth)
         model = START.decode(raw, replace(model, decoder=decoder, head=head))
         if raw.architecture("").endswith(("EncoderModel", TOKENS)):
             return alone(model)
         return model
 
     def encode(model: Model) -> Settings:
-        sides = stacks(model)
+        sides = model.stacks
         raw = {
             "num_decoder_layers": sides.get("decoder", sides["encoder"]).depth,
             "pad_token_id": 0,
@@ -145,7 +144,7 @@ _LAYERS = {
 
 def table(model: Model) -> Table:
     """The names of the weights; a gated MLP's differ from a plain one's."""
-    block = stacks(model)["encoder"].pattern[0]
+    block = model.stacks["encoder"].pattern[0]
     gated = isinstance(block.feedforward, GatedMLP)
     wide = {"gate": "wi_0", "up": "wi_1"} if gated else {"up": "wi"}
     names = {"embed.token": "shared", "head.proj": "lm_head"}

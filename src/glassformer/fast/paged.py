@@ -215,7 +215,7 @@ class PagedCache(Cache):
 
     def __init__(
         self,
-        cfg: config.Decoder | config.EncoderDecoder,
+        cfg: config.Model,
         context: int,
         count: int,
         source_count: int = 0,
@@ -224,11 +224,10 @@ class PagedCache(Cache):
         make: Callable[[int, int, int, torch.dtype], Any] = Pages.empty,
     ) -> None:
         super().__init__(cfg)
-        assert isinstance(cfg.decoder, config.Stack)
         self.context, self.contiguous = context, False
         self.texts: PackedTexts
         self._made: dict[object, tuple[Tensor, ...]] = {}
-        blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
+        blocks = cfg.stacks["decoder"].blocks
 
         def layer(attention: config.Attention, pages: int, lookback: int | None = None) -> PagedKV:
             heads = attention.kv_heads or attention.heads
@@ -257,14 +256,13 @@ class PagedCache(Cache):
 
     @staticmethod
     def page_bytes(
-        cfg: config.Decoder | config.EncoderDecoder,
+        cfg: config.Model,
         dtype: torch.dtype,
         make: Callable[[int, int, int, torch.dtype], Any] = Pages.empty,
     ) -> tuple[int, int, int]:
         """Bytes of one page through layers that see all, through those that look back so far, of
         its encoder's keys."""
-        assert isinstance(cfg.decoder, config.Stack)
-        blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
+        blocks = cfg.stacks["decoder"].blocks
 
         def size(attention: config.Attention) -> int:
             heads = attention.kv_heads or attention.heads

@@ -66,7 +66,7 @@ class PagedRows:
             None if self.windows is None else rows * ring,
         )
         make = Pages.empty if page_pool is None else page_pool.take
-        self.cache = PagedCache(model.config, pages_per_row * PAGE, *sizes, make)  # type: ignore[arg-type]
+        self.cache = PagedCache(model.config, pages_per_row * PAGE, *sizes, make)
         for (kv, _), (layer_pages, _) in zip(cache.layers, self.cache.pages, strict=True):
             positions = kv.slots.pos[:, : kv.slots.ring or kv.slots.filled].expand(rows, -1)
             tables = (

@@ -169,7 +169,7 @@ def _page(model: Model, ranks: Mapping[str, tuple[int, float]]) -> dict[str, Any
     """The adapter_config.json, as PEFT's LoraConfig writes it, of (rank, scale) by matrix."""
     rank, scale = next(iter(ranks.values()))
     kinds = {config.Decoder: "CAUSAL_LM", config.EncoderDecoder: "SEQ_2_SEQ_LM"}
-    labelled = model.config.pool is not None and model.config.pool.labels
+    labelled = model.config.labels
     alphas = {name: r * s for name, (r, s) in ranks.items() if r * s != rank * scale}
     return {
         "peft_type": "LORA",

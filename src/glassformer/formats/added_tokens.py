@@ -40,7 +40,7 @@ def add_tokens(model: Model, tokenizer: Tokenizer, names: Sequence[str]) -> tupl
     Raises UserError for quantized weights and for a source with a vocabulary of its own.
     """
     need(not quantized(model), "Quantized tables do not grow; add tokens before quantizing.")
-    two_sided = getattr(model.config, "source_embed", None) is not None
+    two_sided = model.config.source_embed is not None
     need(not two_sided, "A model with two vocabularies takes no more tokens.")
     grown = grow(tokenizer, names)
     rows = max(model.config.embed.vocab, grown.size)

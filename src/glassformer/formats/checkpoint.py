@@ -30,7 +30,6 @@ from ..core.checkpoints.headers import (
 )
 from ..core.config import Model as ModelConfig
 from ..core.config import serial
-from ..core.config.model import Decoder, long_scalings, stacks
 from ..core.config.position import Rotary
 from ..core.errors import UserError, need
 from ..families import sentences
@@ -405,8 +404,8 @@ class Checkpoint:
 
 def scores(model: ModelConfig) -> bool:
     """True for a decoder that ends in labels, of a text or of each token."""
-    labels = model.token_head is not None or (model.pool is not None and model.pool.labels > 0)
-    return isinstance(model, Decoder) and labels
+    labels = model.token_head is not None or model.labels > 0
+    return model.is_decoder and labels
 
 
 def for_context(model: ModelConfig, context: int) -> ModelConfig:
@@ -420,13 +419,13 @@ def for_context(model: ModelConfig, context: int) -> ModelConfig:
         type(context) is int and context > 0, f"context is {context!r}; give an integer, 1 or more."
     )
     changes: dict[str, Any] = {"context": context}
-    for name, scaling in long_scalings(model).items():
+    for name, scaling in model.long_scalings.items():
         most = round(scaling.original_context * scaling.factor)
         need(
             context <= most,
             f"context is {context} and this model was made for {most} tokens; give no more.",
         )
-        stack = stacks(model)[name]
+        stack = model.stacks[name]
         assert isinstance(stack.position, Rotary)
         position = replace(
             stack.position, scaling=replace(scaling, use_long=context > scaling.original_context)

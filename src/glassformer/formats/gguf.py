@@ -211,7 +211,7 @@ def save(
 
     pool = model.config.pool
     need(
-        (model.config.head is None) == isinstance(model.config, config.Encoder)
+        (model.config.head is None) == model.config.is_encoder
         and not (pool and (pool.labels or pool.transform)),
         "GGUF files here hold models that continue a text, or that end in vectors as llama.cpp "
         "pools them, and this one ends otherwise; give --layout hf.",

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..core.checkpoints.headers import short
 from ..core.config.layers import MLP, Activation, Embed, FeedForward, Head, LayerNorm, Norm, RMSNorm
-from ..core.config.model import Attention, Block, Decoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, Decoder, Model, Stack
 from ..core.config.position import Learned, Rotary
 from ..core.errors import UserError, need
 from ..families import gpt2
@@ -104,7 +104,7 @@ def _read_gpt(
     )
     length = raw.integer("block_size")
     dropout = raw.number("dropout", 0.0, most=0.99)
-    stack = replace(stacks(model)["decoder"], position=Learned(length), dropout=dropout)
+    stack = replace(model.stacks["decoder"], position=Learned(length), dropout=dropout)
     model = replace(model, context=length, decoder=stack, head=Head(tied=not mini))
     return model, GPT, tensors
 

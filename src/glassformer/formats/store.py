@@ -191,7 +191,7 @@ def contents_of(
         contents = {**contents, "config.json": _json(book)}
         if tokenizer is not None and tokenizer.frames_as_file:
             contents["tokenizer.json"] = framed_json(tokenizer)
-    two_sided = getattr(model.config, "source_embed", None) is not None
+    two_sided = model.config.source_embed is not None
     if source_tokenizer is None and tokenizer is not None and two_sided:
         source_tokenizer = tokenizer.source_tokenizer
     if source_tokenizer is not None:
@@ -246,12 +246,13 @@ def _published(
     if model.config.has_source and tokenizer is not None:
         ids["decoder_start_token_id"] = next(iter(target_start(tokenizer, model.config)), None)
     ids = {name: id for name, id in ids.items() if name not in recipe.fixed}
-    ends, pool = scores(model.config), model.config.pool
-    if pool is not None and pool.labels:
+    ends = scores(model.config)
+    if model.config.labels:
         # theirs passes padding over at a text's end, where what closes it is the last token of ours
         closing = (*tokenizer.end_ids, *tokenizer.framed([[-1]])[0]) if tokenizer and ends else ()
         if ids.get("pad_token_id") in closing:
             ids["pad_token_id"] = None
+        pool: Any = model.config.pool
         stated = {"eos_token_id": pool.eos, "pad_token_id": pool.pad}
         ids |= {name: id for name, id in stated.items() if id is not None}
     raw = {**raw, **ids} if tokenizer is not None else {**ids, **raw}

@@ -15,9 +15,9 @@ from typing import Any
 from .. import families as recipes
 from ..core import config
 from ..core.config import serial
-from ..core.config.model import longer_hint
 from ..core.config.objective import Full, Objective
 from ..core.config.run import Muon
+from ..core.config.scaling import longer_hint
 from ..core.errors import UserError, nearest, need, note
 from ..core.tokenizer import Tokenizer
 from ..core.tokenizer import train as train_tokenizer
@@ -345,11 +345,7 @@ def base_model(
             f"{name} has no tokenizer; name the one that it was trained with: "
             "data.tokenizer = a file, a folder or a name such as gpt2.",
         )
-    if (
-        start is None
-        and getattr(base.config, "source_embed", None) is not None
-        and not two_tokenizers(settings)
-    ):
+    if start is None and base.config.source_embed is not None and not two_tokenizers(settings):
         source = base.source_tokenizer()
     return base.config, tokenizer, source
 
@@ -363,7 +359,7 @@ def _with_vocab(changes: dict[str, Any], embed: str, vocab: int | None) -> dict[
 
 
 def with_overrides(
-    settings: Run, base: config.Model, vocab: int | None = None, source_vocab: int | None = None
+    settings: Run, base: Any, vocab: int | None = None, source_vocab: int | None = None
 ) -> config.Model:
     """The config with the run's changes, the tokenizers' vocabularies if known and the run's
     context in it."""
@@ -375,11 +371,7 @@ def with_overrides(
         changes = _with_vocab(changes, "embed", vocab)
     if train_config.context is not None and "recipe" in table:
         changes = {"context": train_config.context, **changes}
-    if (
-        two_tokenizers(settings)
-        and isinstance(base, config.EncoderDecoder)
-        and base.source_embed is None
-    ):
+    if two_tokenizers(settings) and base.has_source and base.source_embed is None:
         need(
             "from" not in table,
             f"{settings.checkpoint} has one vocabulary for both sides; leave out "
@@ -390,12 +382,12 @@ def with_overrides(
             sides[name.partition(".")[0] == "source_embed"][name] = value
         base = serial.change(base, sides[0])
         base, changes = replace(base, source_embed=base.embed), sides[1]
-    if sized and getattr(base, "source_embed", None) is not None:
+    if sized and base.source_embed is not None:
         changes = _with_vocab(changes, "source_embed", source_vocab)
     model: config.Model = serial.change(base, changes)
     for side, embed, size in (
         ("", model.embed, vocab),
-        ("source_", config.source_embed(model), source_vocab),
+        ("source_", model.input_embed, source_vocab),
     ):
         if size is not None and embed.vocab < size:
             field = f"{side if two_tokenizers(settings) else ''}tokenizer"

@@ -88,9 +88,9 @@ class Cost:
     def idle(self, matrices: bool = False) -> int:
         """Parameters of the experts that a token does not visit, all or the matrices alone."""
         idle = 0
-        for name, stack in config.stacks(self.model).items():
-            for index in range(stack.depth):
-                feedforward: Any = stack.block(index).feedforward
+        for name, stack in self.model.stacks.items():
+            for index, block in enumerate(stack.blocks):
+                feedforward: Any = block.feedforward
                 if hasattr(feedforward, "idle"):
                     inside = f"{name}.blocks.{index}.ffn."
                     for path, (multiplied, size) in self.sizes.items():
@@ -109,7 +109,7 @@ class Cost:
     def multiplied(self) -> int:
         """Parameters that a token is multiplied with: matrices, not the tables it is looked up
         in."""
-        stacks = config.stacks(self.model)
+        stacks = self.model.stacks
         passes = {f"{name}.blocks": getattr(stack, "passes", 1) for name, stack in stacks.items()}
         matrices = sum(
             size * passes.get(".".join(path.split(".")[:2]), 1)
@@ -117,7 +117,7 @@ class Cost:
             if multiplied
         )
         head = self.model.head
-        tied = self.model.embed.vocab * config.embed_dim(self.model) if head and head.tied else 0
+        tied = self.model.embed.vocab * self.model.embed_dim() if head and head.tied else 0
         return matrices - self.idle(matrices=True) + tied
 
     @cached_property
@@ -129,7 +129,7 @@ class Cost:
             width = attention.heads * attention.width(self.model.dim)
             width *= getattr(attention, "value_heads", 1)
             flops += 4 * width * self._keys(attention, stack.causal and not crosses)
-        mixers: list[Any] = [*config.recurrent(self.model).values()]
+        mixers: list[Any] = [*self.model.recurrent.values()]
         mixers += [mixer for _, mixer in _other_mixers(self.model) if hasattr(mixer, "flops")]
         return sum((mixer.flops(self.model.dim, self.context) for mixer in mixers), flops)
 
@@ -158,7 +158,7 @@ class Cost:
     @property
     def flops_unit(self) -> str:
         """Unit that the FLOPs are per: a token, or in an encoder-decoder a token on each side."""
-        return "token on each side" if len(config.bodies(self.model)) == 2 else "token"
+        return "token on each side" if len(self.model.bodies) == 2 else "token"
 
     @property
     def training_flops(self) -> float:
@@ -211,15 +211,15 @@ class Cost:
     def activations(self, dtype: str = "fp32") -> int:
         """Bytes that the forward pass keeps for the backward pass on a CPU, logits aside."""
         width = int(BYTES[dtype])
-        stacks = config.stacks(self.model).values()
+        stacks = self.model.stacks.values()
         numbers = sum(
-            self._saved_activations(stack, stack.block(i), width)
+            self._saved_activations(stack, block, width)
             for stack in stacks
-            for i in range(stack.depth)
+            for block in stack.blocks
         )
         numbers += sum(
             recurrent.saved_activations(self.model.dim, self.context)
-            for recurrent in config.recurrent(self.model).values()
+            for recurrent in self.model.recurrent.values()
         )
         return int(self.batch * self.context * (numbers + 2 * self.model.dim) * width)
 
@@ -376,10 +376,10 @@ def _attention_layers(
     """Every attention of the model: its stack, itself, whether it looks across; ``cached``: those
     that keep a cache."""
     attentions = []
-    for stack in config.stacks(model).values():
+    for stack in model.stacks.values():
         if cached and not stack.causal:
             continue
-        for block in map(stack.block, range(stack.depth)):
+        for block in stack.blocks:
             if isinstance(block.attention, config.Attention):
                 attentions.append((stack, block.attention, False))
             # its keys are the source's: they do not grow
@@ -408,8 +408,8 @@ def _other_mixers(model: config.Model) -> list[tuple[config.Stack, Any]]:
     """The stack and config of every block's token mixer that is no attention."""
     return [
         (stack, mixer)
-        for stack in config.stacks(model).values()
-        for mixer in (stack.block(index).attention for index in range(stack.depth))
+        for stack in model.stacks.values()
+        for mixer in (block.attention for block in stack.blocks)
         if not isinstance(mixer, config.Attention)
     ]
 

@@ -36,7 +36,7 @@ TABLES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 def check(cfg: config.Model, size: int) -> None:
     """UserError unless the model has mixtures, and their experts can be shared out to so many
     processes."""
-    blocks = [block for stack in config.stacks(cfg).values() for block in stack.pattern]
+    blocks = [block for stack in cfg.stacks.values() for block in stack.pattern]
     mixtures = [block.feedforward for block in blocks if isinstance(block.feedforward, config.MoE)]
     need(
         len(mixtures) > 0,

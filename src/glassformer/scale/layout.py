@@ -57,7 +57,7 @@ class Layout:
         """Sizes of the weights of a process before sharding, as in ``Cost.sizes``."""
         expert_size, sizes = self.parallel.expert, self.tensor_cost.sizes
         if self.stage is not None:
-            depth = config.stacks(self.cost.model)["decoder"].depth
+            depth = self.cost.model.stacks["decoder"].depth
             stages = self.parallel.pipeline
             sizes = {
                 n: size for n, size in sizes.items() if stage_of(n, depth, stages) == self.stage
@@ -159,8 +159,8 @@ class Layout:
         # gradients are added up
         ring = tokens * cost.kv_per_token * (2 * width * context + FP32)
         ring += 2 * self.numbers / self.shards * FP32 * context
-        stacks = config.stacks(cost.model).values()
-        blocks = [stack.block(i) for stack in stacks for i in range(stack.depth)]
+        stacks = cost.model.stacks.values()
+        blocks = [block for stack in stacks for block in stack.blocks]
         # and the embedding's
         sums = 1 + sum(1 + (b.cross is not None) + (b.feedforward is not None) for b in blocks)
         stream = tokens * cost.model.dim * width
@@ -247,7 +247,7 @@ def cut(model: config.Model, processes: int) -> config.Model:
                 replace(b, **{n: thinner(getattr(b, n)) for n in parts_of}) for b in stack.pattern
             ),
         )
-        for name, stack in config.stacks(model).items()
+        for name, stack in model.stacks.items()
     }
     return replace(model, embed=replace(model.embed, vocab=share(model.embed.vocab)), **stacks)
 

@@ -35,7 +35,7 @@ from .place import Cut
 def check(cfg: config.Model, stages: int) -> None:
     """UserError unless the blocks of this model can be shared out to so many stages."""
     fix = "leave parallel.pipeline out"
-    plain = isinstance(cfg, config.Decoder) and isinstance(cfg.decoder, config.Stack)
+    plain = cfg.is_decoder and bool(cfg.stacks)
     need(plain, f"Only a decoder made of blocks can be cut in stages; {fix}.")
     stack: Any = cfg.decoder  # type: ignore[union-attr]
     blocks = f"{stack.depth} block{'s' * (stack.depth > 1)} of the decoder"

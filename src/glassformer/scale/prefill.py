@@ -11,9 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core import config
 from ..core.errors import need
-from ..core.nn import Cache, Decoder, Model
+from ..core.nn import Cache, Model
 from ..core.nn.cache import KV, CrossKV, Slots
 from ..core.nn.model import inference
 from .collectives import summed
@@ -31,14 +30,12 @@ def prefill(
     elsewhere it is empty. Raises UserError for what is no decoder, and for parts that read a row
     from end to end.
     """
-    need(
-        isinstance(model, Decoder), "Only a decoder reads its prompt on several processes; use one."
-    )
+    need(model.config.is_decoder, "Only a decoder reads its prompt on several processes; use one.")
     need(
         model.head is not None,
         "The model has no head over tokens, so nothing follows a prompt; use another.",
     )
-    most = config.stacks(model.config)["decoder"].depth if config.stacks(model.config) else 0
+    most = model.config.stacks["decoder"].depth if model.config.stacks else 0
     detach = ring.attach(model, training=False)
     places = (
         torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)

@@ -50,7 +50,7 @@ FILL = {"tokens": 0, "segments": 0, "source": 0, "prefix": 0}
 def check(cfg: config.Model, training: bool = True) -> None:
     """UserError unless rows of this model may lie on several processes."""
     fix = "train it with parallel.context = 1"
-    for name in config.recurrent(cfg):
+    for name in cfg.recurrent:
         raise UserError(
             f"The {name} is recurrent: it reads a row from one end to the other on "
             f"one process; {fix}."
@@ -59,7 +59,7 @@ def check(cfg: config.Model, training: bool = True) -> None:
         not (training and cfg.pool),
         f"A pool makes one vector of a whole row, which lies on several processes; {fix}.",
     )
-    for block in (block for stack in config.stacks(cfg).values() for block in stack.pattern):
+    for block in (block for stack in cfg.stacks.values() for block in stack.pattern):
         need(
             isinstance(block.attention, config.Attention)
             and getattr(block.attention, "has_pages", True),

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core import config
 from ..core.memory import available_memory
 from ..core.nn import build_model
 from ..core.nn.build import build
@@ -139,7 +138,7 @@ def draw(model: Any, mesh: Mesh, seed: int) -> None:
                     torch.empty(weight.shape, dtype=weight.dtype)
                 )
     twin.named_parameters = one_by_one
-    build(model.config.init, twin, config.stacks(model.config).values(), seed)
+    build(model.config.init, twin, model.config.stacks.values(), seed)
     for name, weight in type(twin).named_parameters(twin):
         if not weight.is_meta:
             put(name, weight)

@@ -169,7 +169,7 @@ def bounds(size: int, shards: int, rank: int) -> tuple[int, int]:
 def check(cfg: config.Model, size: int) -> None:
     """UserError unless the model can be cut in so many parts."""
     alone = "set parallel.tensor = 1"
-    looped = any(hasattr(stack, "passes") for stack in config.stacks(cfg).values())
+    looped = any(hasattr(stack, "passes") for stack in cfg.stacks.values())
     need(not looped, f"A block that is passed again is not cut; {alone}.")
     apart = type(cfg.embed) in TABLE or cfg.head is None or not cfg.head.tied
     need(
@@ -177,7 +177,7 @@ def check(cfg: config.Model, size: int) -> None:
         f"A tied head is not cut where its table is in a {type(cfg.embed).__name__}; {alone}.",
     )
     configs: list[Any] = [cfg.embed, cfg.head]
-    for block in (block for stack in config.stacks(cfg).values() for block in stack.pattern):
+    for block in (block for stack in cfg.stacks.values() for block in stack.pattern):
         configs += [
             block.attention,
             block.cross,

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from ..core import config
 from ..core.files import JsonObject
 from ..core.nn.encoders import shifted
 from ..sight import lens, looking, streams
@@ -108,7 +107,7 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
         ids = await _encode_pair(context, text, True, "prompt")
     else:
         (ids,) = await context.encode_prompts([text])
-    if not isinstance(cfg, config.Decoder) or cfg.head is None:
+    if not cfg.is_decoder or cfg.head is None:
         context.tally.model = served.id
         context.tally.prompt_tokens = len(ids)
         return await context.run_heavy(run_inspection, served, ids, body, source)

@@ -110,13 +110,13 @@ class ServedModel(InMemoryEntry):
         self.characters = self.context * max(longest, 1)
         cfg = self.config
         has_head = cfg.head is not None
-        continues = isinstance(cfg, config.Decoder) and has_head
+        continues = cfg.is_decoder and has_head
         translates = cfg.has_source and has_head
         # classes of a text (one: a number), and of its tokens
-        labelled = cfg.pool is not None and bool(cfg.pool.labels)
+        labelled = cfg.labels > 0
         tagged = tags(cfg)
         embeds = not cfg.has_source and not labelled
-        masks = isinstance(cfg, config.Encoder) and tokenizer.mask is not None
+        masks = cfg.is_encoder and tokenizer.mask is not None
         abilities = {
             "completions": continues,
             "chat": continues and self.template is not None,
@@ -171,7 +171,7 @@ class ServedModel(InMemoryEntry):
         Raises HttpError for prompts that are too long."""
 
         def encode(text: str) -> Any:
-            if isinstance(self.config, config.Encoder):
+            if self.config.is_encoder:
                 return self.tokenizer.encode_pair(text, special=True)[0]
             return self.tokenizer.encode(text, bos=bos and self.starts_with_bos)
 

@@ -114,8 +114,8 @@ def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantized: bool
     takes the place of eps, c is 4.
     """
     sublayers = 0
-    for body in config.bodies(cfg).values():
-        blocks = map(body.block, range(body.depth)) if isinstance(body, config.Stack) else None
+    for body in cfg.bodies.values():
+        blocks = body.blocks if isinstance(body, config.Stack) else None
         sublayers += body.depth * steps if blocks is None else sum(len(b.sublayers) for b in blocks)
     rounding = ROUNDINGS.get(dtype, 16.0) * torch.finfo(dtype).eps
     return float(

@@ -40,7 +40,7 @@ def card(cfg: config.Model) -> JsonObject:
     nodes = list(_walk(cfg))
     recurrent = any(isinstance(node, config.Recurrent) for node in nodes)
     pair = cfg.has_source
-    encoder = isinstance(cfg, config.Encoder)
+    encoder = cfg.is_encoder
     kind = (
         "encoder-decoder"
         if pair

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core import config, files, registry
+from ..core import files, registry
 from ..core.errors import UserError
 from ..core.memory import available_memory
 from ..core.nn import Model, lora
@@ -189,7 +189,7 @@ def shortened(model: Model) -> tuple[Model, int]:
     how many are left."""
     swaps: dict[nn.Module, nn.Module] = {}
     count = 0
-    for name, stack in config.stacks(model.config).items():
+    for name, stack in model.config.stacks.items():
         blocks: Any = model.get_submodule(f"{name}.blocks")
         swaps[blocks] = first = blocks[: len(stack.pattern) + 1]
         count += len(first)
@@ -198,7 +198,7 @@ def shortened(model: Model) -> tuple[Model, int]:
 
 def compiled_copy(model: Model) -> Model:
     """The model under torch.compile, as training does it."""
-    if not config.stacks(model.config):
+    if not model.config.stacks:
         raise NotRun(
             "recurrent layers are not compiled: how long documents are is not known before"
         )
@@ -249,7 +249,7 @@ class HFModel:
         with inference(self.model):
             output = self.model(**inputs, output_hidden_states=True)
         values: Values = {}
-        for side, body in config.stacks(self.of.config).items():
+        for side, body in self.of.config.stacks.items():
             name = f"{side}_hidden_states" if self.of.config.has_source else "hidden_states"
             states: Sequence[Tensor] = getattr(output, name, None) or ()
             # what enters each block, and what leaves the last norm
@@ -264,7 +264,7 @@ class HFModel:
         cfg = self.of.config
         logits, words, pair, first, last = (getattr(output, name, None) for name in ANSWERS)
         values: dict[str, Tensor | None] = {"logits": words, "pool.write": pair}
-        if getattr(cfg, "token_head", None) is not None:
+        if cfg.token_head is not None:
             if first is not None and last is not None:
                 logits = torch.stack((first, last), -1)
             values["token_head.write"] = (

@@ -334,8 +334,7 @@ def _kind(model: Model, of: Of | None) -> Of:
     """The answer to differentiate; UserError where the model gives no such answer."""
     kind = streams.answer_kind(model, of, get_args(Of))
     if kind != "label":
-        pool = model.config.pool
-        also = ", or for a label (--of label)" if pool is not None and pool.labels else ""
+        also = ", or for a label (--of label)" if model.config.labels else ""
         streams.needs_head(model, f"ask a model that has one{also}.")
     return cast(Of, kind)
 

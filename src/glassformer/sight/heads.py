@@ -31,7 +31,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core import config
 from ..core.errors import need
 from ..core.nn import Model
 from ..core.tokenizer.framing import document_start, target_start
@@ -217,11 +216,11 @@ def _attentions(
     opening = getattr(tokenizer, "bos_token_id", None)
     if isinstance(module, Model):
         need(
-            bool(config.stacks(module.config)),
+            bool(module.config.stacks),
             "A recurrent model has no attention heads; glassformer look shows its states and its "
             "pattern.",
         )
-        shared = not two or getattr(module.config, "source_embed", None) is None
+        shared = not two or module.config.source_embed is None
         opening = None if two or tokenizer is None else document_start(tokenizer)
         if two and tokenizer is not None:
             opening = next(iter(target_start(tokenizer, module.config)), None)

@@ -123,7 +123,7 @@ def token_ids(
         tokens = torch.atleast_2d(torch.as_tensor(text))  # type: ignore[no-untyped-call]
     if tokens.numel() == 0:
         raise UserError("The text is empty; give at least one token.")
-    vocab = (cfg.embed if second else config.source_embed(cfg)).vocab
+    vocab = (cfg.embed if second else cfg.input_embed).vocab
     must_be_known(tokens.flatten().tolist(), vocab)
     tokens = tokens[:, : cfg.context] if truncate else tokens
     if tokens.shape[-1] > cfg.context:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.config import Decoder
 from ..core.errors import UserError, install_extra, need
 from ..core.nn import Model, Tape
 from . import streams
@@ -231,7 +230,7 @@ def probe(
     )
     must_match(addresses, all_paths(model))
     patterns = addresses or streams.depths("encoder" if cfg.has_source else cfg.main_body)
-    position = position or ("last" if isinstance(cfg, Decoder) else "mean")
+    position = position or ("last" if cfg.is_decoder else "mean")
     with Progress("reading", progress) as report:
         states = _states(model, [ids for ids, _ in rows], patterns, position, report)
     draws = np.random.default_rng(seed)

@@ -48,7 +48,7 @@ def has_source(module: nn.Module) -> bool:
 def limit(module: nn.Module) -> int:
     """The most tokens that a module reads; of one that does not say it nobody knows."""
     if isinstance(module, Model):
-        return int(min(module.config.context, module.limit))
+        return module.context
     return getattr(getattr(module, "config", None), "max_position_embeddings", None) or 1 << 20
 
 

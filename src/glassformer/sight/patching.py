@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core import config
 from ..core.errors import UserError, need
 from ..core.nn import Memory, Model, Tape
 from ..core.nn.finite import must_be_finite
@@ -214,7 +213,7 @@ def patch_grid(
     if isinstance(model, Model):
         streams.needs_head(model, "give one that does.")
         need(
-            not config.recurrent(model.config),
+            not model.config.recurrent,
             "A recurrent model has no blocks to patch one by one; use edits.patch with its own "
             "values.",
         )

@@ -67,9 +67,7 @@ def draw(
     sources = None
     if two:
         short = [max(1, min(limit, round(0.6 * length))) for length in lengths]
-        sources = rows(
-            config.source_embed(cfg).vocab, short, tokenizer and tokenizer.for_source, False
-        )
+        sources = rows(cfg.input_embed.vocab, short, tokenizer and tokenizer.for_source, False)
     documents = Documents(starts, sources)
     if grows:
         return (Documents(continued(model, documents, new), sources), new)

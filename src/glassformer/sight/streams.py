@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..core import config
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from ..core.nn.finite import must_be_finite
@@ -59,7 +58,7 @@ class States:
 
 def is_recurrent(model: Model) -> bool:
     """True for a recurrent body, which has states but no residual stream."""
-    return model.config.main_body in config.recurrent(model.config)
+    return model.config.main_body in model.config.recurrent
 
 
 def states(model: Model, inputs: Read) -> States:
@@ -209,8 +208,7 @@ def answer_kind(model: Model, of: str | None, kinds: Sequence[str] = ("logit", "
 
     Raises UserError where it is none of ``kinds``, and where the model has no labels.
     """
-    pool = model.config.pool
-    labels = pool is not None and pool.labels > 0
+    labels = model.config.labels > 0
     of = of or ("label" if labels and model.head is None else "logit")
     choices = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
     need(of in kinds, f'There is no answer "{of}"; give {choices}.')

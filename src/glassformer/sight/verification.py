@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core import config
 from ..core.errors import need
 from ..core.nn import Cache, Model, lora
 from ..core.nn.attention import ENGINES
@@ -210,7 +209,7 @@ class Verification:
                 note = ", ".join([f"{counts[name]} attentions", *fallbacks]) if fallbacks else ""
             return Way(self.reading(view, layout), eager, self.dtype, note, (0, *TEXTS))
 
-        for name in ("auto", *(ENGINES if config.stacks(self.model.config) else ())):
+        for name in ("auto", *(ENGINES if self.model.config.stacks else ())):
             if name != "eager":
                 yield "engine", f"engine {name} / eager", partial(make, name)
 
@@ -349,7 +348,7 @@ class Verification:
                 way.actual(True), way.expected(True), share, way.texts
             ) or first_difference(actual, right, share, way.texts)
         cfg = self.model.config
-        labels = bool(getattr(cfg, "token_head", None) or getattr(cfg.pool, "labels", 0))
+        labels = bool(cfg.token_head or cfg.labels)
         equal, tokens = equal_choices(actual, right, self.new, labels)
         fails = difference > bound or first is not None
         if not fails and equal != tokens:

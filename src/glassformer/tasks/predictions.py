@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..core import config
 from ..core.errors import UserError, need, note
-from ..core.nn import Encoder, Flow, Model
+from ..core.nn import Flow, Model
 from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import ModelEdit, edited
 from ..core.nn.model import inference
@@ -223,7 +223,7 @@ def tag(
         bool(sentences) and all(sentences),
         "A sentence is empty; give at least one, and words in each.",
     )
-    rows, firsts = worded(tokenizer, sentences, int(min(model.config.context, model.limit)))
+    rows, firsts = worded(tokenizer, sentences, model.context)
     row_logits = _map_rows(model, rows, model.token_head, batch, progress, edits)
     names = label_names(model)
     return [
@@ -254,14 +254,14 @@ def worded(
 
 def tags(cfg: config.Model) -> bool:
     """True where a model of this config gives each word a label."""
-    token_head = getattr(cfg, "token_head", None)
+    token_head = cfg.token_head
     return token_head is not None and not token_head.span
 
 
 def is_framed_as_file(cfg: config.Model) -> bool:
     """True for a decoder that never learned to end in a vector: its text has the tokens around it that
     the tokenizer's file says, as in transformers. An end of text would change a mean."""
-    return cfg.pool is None and isinstance(cfg, config.Decoder)
+    return cfg.pool is None and cfg.is_decoder
 
 
 def _rows(
@@ -276,7 +276,7 @@ def _rows(
     need(bool(texts), "There is no text; give at least one.")
     pieces = [(text,) if isinstance(text, str) else text for text in texts]
     need(all(map(all, pieces)), "A text is empty; give some text.")
-    most = int(min(model.config.context, model.limit))
+    most = model.context
     rows = tokenizer.encode_pairs(texts, as_file=as_file)
     need(all(ids for ids, _ in rows), "A text has no token; give some text.")
     long = [place for place, (ids, _) in enumerate(rows) if len(ids) > most]
@@ -327,7 +327,7 @@ def _map_rows(
         with inference(model):
             extras = (
                 {"segments": segments}
-                if isinstance(model, Encoder) and model.config.embed.segments > 1
+                if model.config.is_encoder and model.config.embed.segments > 1
                 else {}
             )
             hidden = model(tokens, pos=pos, tape=tape, logits="none", **extras).hidden
@@ -398,16 +398,16 @@ def fill(
         >>> ((best, *others),) = glassformer.fill(model, tokenizer, "Paris is in ___.")
         >>> print(best.text, best.probability)
     """
-    if not isinstance(model, Encoder) or model.head is None:
+    if not model.config.is_encoder or model.head is None:
         problem = (
             "has no head over words"
-            if isinstance(model, Encoder)
+            if model.config.is_encoder
             else "writes texts, use `generate` or `translate`"
         )
         raise UserError(
             f"Blanks are filled by an encoder with a masked-language head; this model {problem}."
         )
-    filling = Filling(tokenizer, text, int(min(model.config.context, model.limit)), top, order)
+    filling = Filling(tokenizer, text, model.context, top, order)
     while filling.rows:
         rows = filling.rows[: max(1, AT_ONCE // len(filling.segments))]
         filling.update(_logits(model, filling, rows))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def _source(cfg: config.Model, tokenizer: Tokenizer, ids: list[int], cut: Cut) -> list[int]:
     """A source's ids with what closes it, cut to the context where that is allowed."""
-    close = question if isinstance(cfg, config.Decoder) else source
+    close = question if cfg.is_decoder else source
     room = cfg.context - (len(close(tokenizer, ids)) - len(ids))
     if cut != "no" and len(ids) > room > 0:
         ids = ids[:room] if cut == "end" else ids[-room:]

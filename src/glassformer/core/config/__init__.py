@@ -55,11 +55,6 @@ from .model import (
     Model,
     Place,
     Stack,
-    bodies,
-    embed_dim,
-    recurrent,
-    source_embed,
-    stacks,
 )
 from .pool import Pool, TokenHead
 from .position import Alibi, Learned, NoPosition, Position, RelativeBias, Rotary, Sinusoidal

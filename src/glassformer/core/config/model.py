@@ -165,8 +165,9 @@ class Stack:
             if hasattr(position, "check_causal"):
                 position.check_causal(self.causal)
 
-    def block(self, index: int) -> Block:
-        return self.pattern[index % len(self.pattern)]
+    @property
+    def blocks(self) -> list[Block]:
+        return [*self.pattern] * (self.depth // len(self.pattern))
 
     @property
     def attentions(self) -> list[Attention]:
@@ -196,8 +197,53 @@ class Stack:
 Body: TypeAlias = Stack | Recurrent
 
 
+class Architecture:
+    """The questions that every shape of model answers."""
+
+    is_decoder = is_encoder = has_source = False  # has_source: another text is read beside
+    main_body = "decoder"  # the body that the head reads
+    dim: int
+    embed: Embed
+    pool: Pool | None
+    source_embed: Embed | None = None
+
+    @property
+    def input_embed(self) -> Embed:
+        """The embedding of the text that is read first: of a source where there is one."""
+        return self.source_embed or self.embed
+
+    def embed_dim(self, side: str = "") -> int:
+        """The width of the embeddings; of the source's where ``side`` is the encoder."""
+        return (self.input_embed if side == "encoder" else self.embed).dim or self.dim
+
+    @property
+    def labels(self) -> int:
+        """The number of labels for a whole text, 0 for none."""
+        return self.pool.labels if self.pool else 0
+
+    @property
+    def bodies(self) -> dict[str, Body]:
+        """The stacks and recurrent layers between embedding and head, by the name of their slot."""
+        return {name: getattr(self, name) for name in ("encoder", "decoder") if hasattr(self, name)}
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        return {name: body for name, body in self.bodies.items() if isinstance(body, Stack)}
+
+    @property
+    def recurrent(self) -> dict[str, Recurrent]:
+        return {name: body for name, body in self.bodies.items() if isinstance(body, Recurrent)}
+
+    @property
+    def long_scalings(self) -> dict[str, LongRopeScaling]:
+        """The scalings that differ for short texts and for long ones, by the name of their stack."""
+        positions = [(name, stack.position) for name, stack in self.stacks.items()]
+        scalings = [(name, getattr(position, "scaling", None)) for name, position in positions]
+        return {name: scaling for name, scaling in scalings if isinstance(scaling, LongRopeScaling)}
+
+
 @frozen
-class Decoder:
+class Decoder(Architecture):
     """head(decoder(embed(tokens))): a token sees what came before (GPT-2); no head: vectors."""
 
     dim: PositiveInt  # width of the residual stream
@@ -208,9 +254,7 @@ class Decoder:
     init: Init = Init()  # how weights start
     pool: Pool | None = None  # one vector for a whole sequence
     token_head: TokenHead | None = None  # labels for each token
-    # the body that the head reads; is there a source beside the text
-    main_body = "decoder"
-    has_source = False
+    is_decoder = True
 
     def __post_init__(self) -> None:
         _check(self)
@@ -221,7 +265,7 @@ class Decoder:
 
 
 @frozen
-class Encoder:
+class Encoder(Architecture):
     """head(encoder(embed(tokens))): every token sees every token (BERT); without head: vectors."""
 
     dim: PositiveInt  # width of the residual stream
@@ -232,15 +276,15 @@ class Encoder:
     init: Init = Init()  # how weights start
     pool: Pool | None = None  # one vector for a whole sequence
     token_head: TokenHead | None = None  # labels for each token
+    is_encoder = True
     main_body = "encoder"
-    has_source = False
 
     def __post_init__(self) -> None:
         _check(self)
 
 
 @frozen
-class EncoderDecoder:
+class EncoderDecoder(Architecture):
     """head(decoder(embed(tokens), memory=encoder(embed(source)))), embeddings shared or not."""
 
     dim: PositiveInt  # width of the residual stream
@@ -256,7 +300,6 @@ class EncoderDecoder:
     # tokens that a target begins with (BART: </s> <s>); none: the tokenizer's bos or pad
     start: tuple[NonNegativeInt, ...] = ()
     token_head: TokenHead | None = None  # labels for each token of a text that both sides read
-    main_body = "decoder"
     has_source = True
 
     def __post_init__(self) -> None:
@@ -271,50 +314,10 @@ class EncoderDecoder:
 Model: TypeAlias = Decoder | Encoder | EncoderDecoder
 
 
-def source_embed(model: Model) -> Embed:
-    """The embedding of the text that is read first: of a source where there is one."""
-    return getattr(model, "source_embed", None) or model.embed
-
-
-def embed_dim(model: Model, side: str = "") -> int:
-    """The width of the embeddings; of the source's where ``side`` is the encoder."""
-    return (source_embed(model) if side == "encoder" else model.embed).dim or model.dim
-
-
-def bodies(model: Model) -> dict[str, Body]:
-    """The stacks and recurrent layers between embedding and head, by the name of their slot."""
-    names = ("encoder", "decoder")
-    return {name: getattr(model, name) for name in names if hasattr(model, name)}
-
-
-def stacks(model: Model) -> dict[str, Stack]:
-    """The model's stacks of blocks by the name of their slot."""
-    return {name: body for name, body in bodies(model).items() if isinstance(body, Stack)}
-
-
-def recurrent(model: Model) -> dict[str, Recurrent]:
-    return {name: body for name, body in bodies(model).items() if isinstance(body, Recurrent)}
-
-
-def long_scalings(model: Model) -> dict[str, LongRopeScaling]:
-    """The scalings that differ for short texts and for long ones, by the name of their stack."""
-    positions = [(name, stack.position) for name, stack in stacks(model).items()]
-    scalings = [(name, getattr(position, "scaling", None)) for name, position in positions]
-    return {name: scaling for name, scaling in scalings if isinstance(scaling, LongRopeScaling)}
-
-
-def longer_hint(model: Model) -> str:
-    """A sentence for a text that is too long for a model which could be one for longer texts."""
-    scalings = long_scalings(model).values()
-    longer = any(not scaling.use_long and scaling.factor > 1 for scaling in scalings)
-    hint = " For longer texts: glassformer convert MODEL FOLDER --context N --layout glassformer."
-    return hint if longer else ""
-
-
 def shapes(model: Model) -> Shapes:
     """Name and shape of each parameter, in the module's order; UserError for too many to count."""
     layers = 0
-    for stack in stacks(model).values():
+    for stack in model.stacks.values():
         times, more = divmod(stack.depth, len(stack.pattern))
         for place, block in enumerate(stack.pattern):
             layers += (times + (place < more)) * getattr(block.feedforward, "networks", 1)
@@ -323,30 +326,29 @@ def shapes(model: Model) -> Shapes:
             f"The config describes {layers:,} blocks and experts; fix its depth or "
             "its number of experts."
         )
-    dim = model.dim
     inside = {}
-    for name, body in bodies(model).items():
-        width = [embed_dim(model, name)] if isinstance(body, Stack) else []
-        inside[name] = shapes_of(body, dim, *width)
+    for name, body in model.bodies.items():
+        width = [model.embed_dim(name)] if isinstance(body, Stack) else []
+        inside[name] = shapes_of(body, model.dim, *width)
     return join(
-        embed=shapes_of(model.embed, embed_dim(model)),
-        source_embed=shapes_of(getattr(model, "source_embed", None), embed_dim(model, "encoder")),
-        head=shapes_of(model.head, dim, model.embed.vocab),
-        pool=shapes_of(model.pool, dim),
-        token_head=shapes_of(getattr(model, "token_head", None), dim),
+        embed=shapes_of(model.embed, model.embed_dim()),
+        source_embed=shapes_of(model.source_embed, model.embed_dim("encoder")),
+        head=shapes_of(model.head, model.dim, model.embed.vocab),
+        pool=shapes_of(model.pool, model.dim),
+        token_head=shapes_of(model.token_head, model.dim),
         **inside,
     )
 
 
 def _check(model: Model) -> None:
     """Checks what depends on the width, the context and the slot together; UserError."""
-    width = embed_dim(model)
+    width = model.embed_dim()
     head = model.head
     fits = head is None or not head.tied or width == (head.width or model.dim)
     tied = f"embed.dim is {width} and the model's dim {model.dim}, which a tied head shares"
     need(fits, f"{tied}; set dim = {width}, head.width = {width} or head.tied = false.")
-    for name, body in bodies(model).items():
-        taken = embed_dim(model, name)
+    for name, body in model.bodies.items():
+        taken = model.embed_dim(name)
         crosses = name == "decoder" and model.has_source
         if isinstance(body, Recurrent):
             need(

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from ..errors import need
 from .layers import Head
-from .model import Decoder, Encoder, Model
+from .model import Decoder, Model
 from .serial import PositiveFloat, PositiveInt, Share, frozen, members, to_dict
 
 Random: TypeAlias = Any  # numpy.random.Generator
@@ -91,7 +91,7 @@ class Objective:
         """The config with the heads that the loss reads, and notes of what was changed for it."""
         if model.head is not None:
             return model, []
-        head = Head(bias=isinstance(model, Encoder))
+        head = Head(bias=model.is_encoder)
         return replace(model, head=head), ["The model has no head over tokens; one is added."]
 
     def task(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import need
 from .serial import AtLeastTwo, PositiveFloat, PositiveInt, frozen
@@ -92,3 +92,11 @@ class LongRopeScaling:
 
 
 RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+def longer_hint(model: Any) -> str:
+    """A sentence for a text that is too long for a model which could be one for longer texts."""
+    scalings = model.long_scalings.values()
+    longer = any(not scaling.use_long and scaling.factor > 1 for scaling in scalings)
+    hint = " For longer texts: glassformer convert MODEL FOLDER --context N --layout glassformer."
+    return hint if longer else ""

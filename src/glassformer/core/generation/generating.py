@@ -195,7 +195,7 @@ def starts_and_sources(
     Raises UserError for a model that cannot continue a text, and as ``encode`` and ``first_tokens``
     do.
     """
-    if isinstance(cfg, config.Encoder):
+    if cfg.is_encoder:
         raise UserError(
             "An encoder cannot continue a text; give a decoder, or use fill, embed or classify."
         )

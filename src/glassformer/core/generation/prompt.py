@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from .. import config
-from ..config.model import longer_hint
+from ..config.scaling import longer_hint
 from ..errors import UserError, must_be_known, need
 from ..tokenizer.framing import document_start, target_start, text_start
 from ..tokenizer.framing import source as framed_source
@@ -60,7 +60,7 @@ def encode(
     source = cfg.has_source
     rows = [_encode_one(item, tokenizer, bos, source) for item in prompts]
     for ids in rows:
-        check(ids, config.source_embed(cfg).vocab)
+        check(ids, cfg.input_embed.vocab)
         if len(ids) > cfg.context and not slide:
             slides = (
                 "" if source else (", or let the context slide (--slide), which reads those alone")

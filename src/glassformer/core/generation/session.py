@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import registry
 from ..errors import need
 from ..memory import available_memory, gibibytes
-from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
+from ..nn import Cache, Memory, Model, Tape
 from ..nn.model import inference
 from .sample import random_generator
 
@@ -66,7 +66,6 @@ class Session:
         tokens, pos = pad_left(starts, weight.device)
         self.prepare(tokens.numel())
         if sources is not None:
-            assert isinstance(self.model, EncoderDecoder)
             source, source_pos = pad_left(sources, weight.device)
             with inference(self.model):
                 self.memory = self.model.encode(source, pos=source_pos, tape=self.tape)

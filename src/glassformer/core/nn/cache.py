@@ -186,7 +186,7 @@ class Cache:
     def __init__(self, cfg: config.Model) -> None:
         body: config.Body = cfg.decoder  # type: ignore[union-attr]
         mixers = (
-            [body.block(i).attention for i in range(body.depth)]
+            [block.attention for block in body.blocks]
             if isinstance(body, config.Stack)
             else [None] * body.depth  # recurrent layers
         )

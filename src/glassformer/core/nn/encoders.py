@@ -65,11 +65,8 @@ class EncoderDecoder(Model):
 
     def __init__(self, cfg: configs.EncoderDecoder) -> None:
         super().__init__(cfg)
-        source_config = cfg.source_embed
         self.source_embed = (
-            build(source_config, configs.embed_dim(cfg, "encoder"))
-            if source_config is not None
-            else None
+            build(cfg.source_embed, cfg.embed_dim("encoder")) if cfg.source_embed else None
         )
         self.encoder = body(cfg, "encoder")
         self.decoder = body(cfg, "decoder")

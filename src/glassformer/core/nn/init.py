@@ -40,7 +40,7 @@ def build_model(
     if target.type != "meta":
         allocate(model, "cpu" if seed is not None else target)
         with torch.no_grad():
-            build(cfg.init, model, config.stacks(cfg).values(), seed)
+            build(cfg.init, model, cfg.stacks.values(), seed)
         model = model.to(target)
     return model
 
@@ -60,7 +60,7 @@ def initialise(
     ``reset_parameters``, PyTorch's word).
     """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    blocks = [stack.block(index) for stack in stacks for index in range(stack.depth)]
+    blocks = [block for stack in stacks for block in stack.blocks]
     writes = sum(len(block.sublayers) for block in blocks)
     residual_writes, flat = declared(model, "writes"), vectors(model)
     std_divisors = {

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import config as configs
-from ..config.model import longer_hint
+from ..config.scaling import longer_hint
 from ..errors import UserError
 from .attention import AttentionEngine, engine_name
 from .build import build, builds
 from .cache import KV, Cache, CrossKV, MixerState
 from .cross_attention import CrossAttention
 from .dropout import Dropout
-from .flow import Flow, TracedModule
+from .flow import Flow, Memory, TracedModule
 from .hooks import Tape
 from .layers import linear, norm
 from .position import Position
@@ -106,7 +106,7 @@ class Stack(TracedModule):
         self.first_norm = norm(cfg.first_norm, width)
         self.project = linear(width, dim, bias=True) if width != dim else nn.Identity()
         self.blocks = nn.ModuleList(
-            build(cfg.block(i), dim, cfg.causal, cfg.dropout) for i in range(cfg.depth)
+            build(block, dim, cfg.causal, cfg.dropout) for block in cfg.blocks
         )
         self.last_norm = norm(cfg.last_norm, dim)
         self.drop = Dropout(cfg.dropout) if cfg.dropout else nn.Identity()
@@ -145,6 +145,7 @@ class Model(TracedModule):
     """Base class of Encoder, Decoder and EncoderDecoder: embedding, Flow of a pass, head, pool."""
 
     config: configs.Model
+    encode: Callable[..., Memory]  # of an encoder-decoder
     labels: tuple[str, ...] = ()  # names of what its pool or token head chooses from
     family: str = ""  # the published one that its files were of
     prompts: tuple[tuple[str, str], ...] = ()  # names and texts before what it embeds; "": default
@@ -153,16 +154,15 @@ class Model(TracedModule):
         super().__init__()
         self.config = cfg
         self._engine: str | AttentionEngine = "auto"
-        self.embed = build(cfg.embed, configs.embed_dim(cfg))
+        self.embed = build(cfg.embed, cfg.embed_dim())
         self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
         if cfg.pool is not None:
             self.pool = build(cfg.pool, cfg.dim)
-        head_config = getattr(cfg, "token_head", None)
-        self.token_head = build(head_config, cfg.dim) if head_config is not None else None
-        limits = (getattr(stack.position, "limit", None) for stack in configs.stacks(cfg).values())
-        self.limit: int | float = min(
-            (limit for limit in limits if limit is not None), default=float("inf")
-        )  # positions that every scheme of the model is defined or scaled for
+        self.token_head = build(cfg.token_head, cfg.dim) if cfg.token_head is not None else None
+        limits = (getattr(stack.position, "limit", None) for stack in cfg.stacks.values())
+        # positions that every scheme of the model is defined or scaled for
+        self.limit: int | float = min(filter(None, limits), default=float("inf"))
+        self.context = int(min(cfg.context, self.limit))
 
     @property
     def engine(self) -> str | AttentionEngine:
@@ -235,9 +235,8 @@ class Model(TracedModule):
 
 def body(cfg: configs.Model, name: str) -> Any:
     """The encoder or decoder of a model; a stack is told the width of its embeddings."""
-    body_config = configs.bodies(cfg)[name]
-    is_stack = isinstance(body_config, configs.Stack)
-    return build(body_config, cfg.dim, *[configs.embed_dim(cfg, name)] * is_stack)
+    width = [cfg.embed_dim(name)] if name in cfg.stacks else []
+    return build(cfg.bodies[name], cfg.dim, *width)
 
 
 @builds(configs.Decoder)

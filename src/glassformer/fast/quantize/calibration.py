@@ -56,7 +56,7 @@ class Text:
             "of what it needs"
         )
         need(
-            config.source_embed(model) is model.embed,
+            model.input_embed is model.embed,
             f"{two}; give sources and targets: --calibrate FILE --target FILE.",
         )
         length = min(ROW, model.context)

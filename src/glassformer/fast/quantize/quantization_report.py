@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...core import config
 from ...core.nn import Model
 from ...core.nn.model import inference
 from .calibration import Sides, forward_row
@@ -130,7 +129,7 @@ class Answers:
         self.tokens = sum(tokens.numel() for tokens, _ in self.rows)
         # not one text twice
         paired = any(source is not None and source is not tokens for tokens, source in rows)
-        self.predicts = isinstance(model.config, config.Decoder) or paired
+        self.predicts = model.config.is_decoder or paired
         self.reference = [self.answer(model, row) for row in self.rows]
         self.perplexity = self.effect(model).perplexity
 

@@ -70,7 +70,7 @@ def encode(model: Model, requests: Seq[Encode]) -> list[Tensor]:
     row, pos, ids, segment_ids = (
         torch.tensor([values], device=device) for values in (tokens, places, documents, segments)
     )
-    body: Any = model.encoder if isinstance(model.config, config.Encoder) else model.decoder
+    body: Any = model.get_submodule(model.config.main_body)
     with inference(model):
         flow = model.flow(row, pos, ids)
         x = model.embed(row, flow, segment_ids if model.config.embed.segments else None)
@@ -115,7 +115,7 @@ def check_encode(request: Encode, model: Model, context: int) -> None:
         not cfg.has_source or request.output in ("labels", "tags"),
         "An encoder-decoder has no vector for a text; use another.",
     )
-    labelled = cfg.pool is not None and bool(cfg.pool.labels)
+    labelled = cfg.labels > 0
     need(
         request.output != "labels" or labelled,
         "This model has no labels for texts; train it with Classify.",

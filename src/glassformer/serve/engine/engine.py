@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from ...core import config
 from ...core.errors import UserError, need
 from ...core.generation.sample import likeliest
 from ...core.nn import Model
@@ -344,7 +343,7 @@ def check_request(
     """UserError for what this model cannot continue."""
     cfg = model.config
     check_tokens(request.tokens, cfg.embed.vocab, context)
-    if isinstance(cfg, config.Encoder) or cfg.head is None:
+    if cfg.is_encoder or cfg.head is None:
         raise UserError("This model cannot continue a text; use it to encode texts.")
     problem = f"this model reads its first {first} tokens in one go; give that many to begin with."
     need(len(request.tokens) >= first, problem)
@@ -354,7 +353,7 @@ def check_request(
         f"This model {'needs a' if two else 'takes no'} source.",
     )
     if request.source is not None:
-        vocab = config.source_embed(cfg).vocab
+        vocab = cfg.input_embed.vocab
         check_tokens(request.source, vocab, context, "tokens of source")
     need(
         not request.stop or tokenizer is not None,

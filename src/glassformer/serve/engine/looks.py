@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...core import config
 from ...core.errors import need
 from ...core.nn import Model
 from ...sight.looking import must_match
@@ -27,7 +26,7 @@ def prepare_looks(
     unsplit = 0
     assert isinstance(request, Request)
     need(
-        isinstance(model.config, config.Decoder),
+        model.config.is_decoder,
         "The engine looks inside decoders only; use glassformer.look for this model.",
     )
     must_match(request.want, [*shapes])

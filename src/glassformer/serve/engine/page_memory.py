@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from ...core import config
 from ...core.errors import need
 from ...core.memory import available_memory, gibibytes
-from ...core.nn import Cache, EncoderDecoder, Memory, Model
+from ...core.nn import Cache, Memory, Model
 from ...core.nn.cache import KV, MixerState
 from ...core.nn.model import inference
 from ...fast import kernels
@@ -77,7 +77,6 @@ class MemoryPlan:
         cfg = self.model.config
         pages = (len(self.pool.users), self.source_pages)
         near = None if self.windows is None else len(self.windows.pool.users)
-        assert not isinstance(cfg, config.Encoder)
         cache = PagedCache(cfg, self.context, *pages, page_dtype(self.model), near)
         return PagedRunner(self.model, cache, self.source_pages, self.windows)
 
@@ -96,7 +95,6 @@ def page_dtype(model: Model) -> torch.dtype:
 def page_bytes(model: Model) -> tuple[int, int, int]:
     """``PagedCache.page_bytes`` of a model."""
     cfg = model.config
-    assert not isinstance(cfg, config.Encoder)
     return PagedCache.page_bytes(cfg, page_dtype(model))
 
 
@@ -137,21 +135,20 @@ def plan_memory(
     at a time.
     """
     cfg = model.config
-    most = int(min(model.config.context, model.limit))
+    most = model.context
     need(sequences >= 1, f"max_sequences is {sequences}; give 1 or more.")
     need(context is None or 1 <= context <= most, f"max_context is {context}; give 1 to {most}.")
     context = context or most
     model, copied = prepacked_view(model)
-    stack = None if isinstance(cfg, config.Encoder) else cfg.decoder
-    attentions = stack.attentions if isinstance(stack, config.Stack) else []
+    stack: Any = cfg.stacks.get("decoder")
+    attentions = stack.attentions if stack else []
     first = max((attention.mask.prefix_length for attention in attentions), default=0)
     if not _has_pages(model):
-        text_bytes = 0 if isinstance(cfg, config.Encoder) else state_bytes(model, context, first)
+        text_bytes = 0 if cfg.is_encoder else state_bytes(model, context, first)
         sequences = _fit_states(context, sequences, text_bytes, memory, model)
         size, nbytes = context + 1, sequences * text_bytes
         plan = MemoryPlan(model, context, sequences, PagePool(sequences), 0, size, nbytes)
         return replace(plan, first=first, copied=copied, page_bytes=(text_bytes or 1, 0))
-    assert isinstance(stack, config.Stack)
     crosses = [block.cross for block in stack.pattern if block.cross is not None]
     dims = [attention.width(cfg.dim) for attention in (*attentions, *crosses)]
     need(
@@ -210,7 +207,7 @@ def state_bytes(model: Model, context: int, first: int) -> int:
     sizes = list[tuple[int, int]]()
     extras: dict[str, Memory] = {}
     with inference(model):
-        if isinstance(model, EncoderDecoder):
+        if model.config.has_source:
             extras["memory"] = model.encode(tokens)
         for _ in range(2 if 2 * count <= context else 1):
             last = torch.tensor([count - 1], device=device)
@@ -251,14 +248,12 @@ def _fit_states(
 def _has_pages(model: Model) -> bool:
     """True where all that a decoder keeps of a text are keys and values, which our kernels read:
     on a CPU."""
-    cfg = model.config
-    if isinstance(cfg, config.Encoder) or isinstance(cfg.decoder, config.Recurrent):
+    stack = model.config.stacks.get("decoder")
+    if stack is None or not by_kernels(model):
         return False
-    if not by_kernels(model):
-        return False
-    attentions = cfg.decoder.attentions
+    attentions = stack.attentions
     readable = all(getattr(attention, "has_pages", True) for attention in attentions)
-    return readable and len(attentions) == len(cfg.decoder.pattern)
+    return readable and len(attentions) == len(stack.pattern)
 
 
 def page_needs(context: int, sequences: int, span: int, step: int) -> tuple[int, int, int]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...core.generation.sample import likeliest, log_probability
-from ...core.nn import Cache, EncoderDecoder, Memory, Model, Output
+from ...core.nn import Cache, Memory, Model, Output
 from ...core.nn.model import inference
 from ...fast.kernels import PAGE
 from ...fast.packed_tape import PackedTape
@@ -39,7 +39,7 @@ class Runner(Generic[S]):
     """
 
     def __init__(self, model: Model) -> None:
-        self.model = model
+        self.model: Any = model
         self.device = next(model.parameters()).device
         self.sources: dict[tuple[int, ...], S] = {}
         self.readers: set[Sequence] = set()
@@ -118,7 +118,6 @@ class PagedRunner(Runner[list[int]]):
 
     def read(self, source: tuple[int, ...]) -> list[int]:
         """The pages of a source, filled."""
-        assert isinstance(self.model, EncoderDecoder)
         used = set(itertools.chain.from_iterable(self.sources.values()))
         free = (page for page in range(self.source_pages) if page not in used)
         pages = [*itertools.islice(free, -(-len(source) // PAGE))]
@@ -222,9 +221,9 @@ class StateRunner(Runner[Memory]):
 
     def read(self, source: tuple[int, ...]) -> Memory:
         """The encoder's output."""
-        assert isinstance(self.model, EncoderDecoder)
         with inference(self.model):
-            return self.model.encode(self.row([source]))
+            memory: Memory = self.model.encode(self.row([source]))
+        return memory
 
     def restart(self) -> None:
         super().restart()

@@ -42,7 +42,7 @@ class mask_token(Edit):
         source = _source(reading, self.side)
         if _mask_token(reading) is not None:
             return {}
-        bodies = config.bodies(reading.model.config)
+        bodies = reading.model.config.bodies
         # the decoder is the last
         for body in bodies.values() if source else list(bodies.values())[-1:]:
             recurrent = (
@@ -68,7 +68,7 @@ class mask_token(Edit):
 def _mask_token(reading: Reading) -> int | None:
     """The id that an encoder alone reads for a token that it is not shown, None where there is
     none."""
-    alone = isinstance(reading.model.config, config.Encoder) and reading.rows is not None
+    alone = reading.model.config.is_encoder and reading.rows is not None
     return getattr(reading.tokenizer, "mask", None) if alone else None
 
 
@@ -129,7 +129,7 @@ class swap_token(Edit):
         """The token's id; UserError for a text of several and an id that the model does not
         know."""
         cfg, reads = reading.model.config, reading.tokenizer
-        vocab = (config.source_embed(cfg) if source else cfg.embed).vocab
+        vocab = (cfg.input_embed if source else cfg.embed).vocab
         return word_id(vocab, reads and (reads.for_source if source else reads), self.token)
 
 

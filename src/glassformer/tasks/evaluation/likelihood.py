@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...core import config
 from ...core.errors import need
 from ...core.nn import Model, Tape
 from ...core.nn.hooks import ModelEdit, edited
@@ -48,7 +47,7 @@ def likelihoods(
     """
     cfg = model.config
     need(
-        isinstance(cfg, config.Decoder) and model.head is not None,
+        cfg.is_decoder and model.head is not None,
         "Only a decoder with a head predicts a text.",
     )
     need(batch > 0, f"batch is {batch}; give 1 row or more.")

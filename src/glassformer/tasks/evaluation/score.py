@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from ...core import config
 from ...core.errors import UserError, need
 from ...core.nn import Model, Tape
 from ...core.nn.finite import must_be_finite
@@ -112,7 +111,7 @@ def score(
     """
     cfg = model.config
     need(
-        isinstance(cfg, config.Decoder),
+        cfg.is_decoder,
         "Only a decoder predicts a text from left to right; give a decoder.",
     )
     context = cfg.context if context is None else context

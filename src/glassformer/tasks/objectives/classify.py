@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ...core.config import Decoder, Encoder, Model, bodies
+from ...core.config import Decoder, Encoder, Model
 from ...core.config.objective import Objective, Tune
 from ...core.config.serial import frozen
 from ...core.errors import need
@@ -60,14 +60,14 @@ class Classify(Objective):
     ) -> None:
         """UserError for R-Drop without dropout too."""
         super().check(model, tokenizer, examples=examples)
-        rates = [body.dropout for body in bodies(model).values()]
+        rates = [body.dropout for body in model.bodies.values()]
         rates += [getattr(settings, "dropout", 0.0) for settings in (model.pool, tune)]
         sentence = (
             "Classify.rdrop compares readings with different dropout, and this model has none; set"
         )
         need(
             not self.rdrop or any(rates),
-            f"{sentence} {next(iter(bodies(model)))}.dropout, or rdrop = 0.",
+            f"{sentence} {next(iter(model.bodies))}.dropout, or rdrop = 0.",
         )
 
     def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:

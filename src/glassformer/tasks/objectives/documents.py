@@ -101,9 +101,9 @@ def without_head(objective: Objective, model: Model) -> tuple[Model, list[str]]:
 def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, list[str]]:
     """The config with a pool that ends in so many labels, or in a vector (0), and notes of what
     else changed."""
-    vectors = isinstance(model, Decoder) and not labels  # beside which it may still write
+    vectors = model.is_decoder and not labels  # beside which it may still write
     config, notes = (model, list[str]()) if vectors else without_head(objective, model)
-    if getattr(config, "token_head", None) is not None:
+    if config.token_head is not None:
         config = serial.change(config, {"token_head": None})
         notes.append("The head over labels of tokens is left out.")
     if config.pool is not None:
@@ -118,7 +118,7 @@ def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, l
         ), notes
     labelled = (
         Pool("last", None, labels, bias=False)
-        if isinstance(config, Decoder)
+        if config.is_decoder
         else Pool("first", "tanh", labels)
     )
     pool = labelled if labels else Pool("mean", normalize=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...core.config import Decoder, Encoder, EncoderDecoder, Model, TokenHead, bodies
+from ...core.config import Decoder, Encoder, Model, TokenHead
 from ...core.config.objective import Objective
 from ...core.config.serial import frozen
 from ...core.errors import need
@@ -34,11 +34,11 @@ class Tag(Objective):
     def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
         """A head over labels at every token."""
         config, notes = without_head(self, model)
-        assert not isinstance(config, EncoderDecoder)
+        assert not config.has_source
         config, head = replace(config, pool=None), config.token_head
         if head is not None:
             return replace(config, token_head=replace(head, labels=labels, span=False)), notes
-        dropout = max(getattr(body, "dropout", 0.0) for body in bodies(config).values())
+        dropout = max(getattr(body, "dropout", 0.0) for body in config.bodies.values())
         notes.append("The model has no head over labels; one is added.")
         return replace(config, token_head=TokenHead(labels, dropout=dropout)), notes
 

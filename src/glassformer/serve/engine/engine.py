@@ -613,7 +613,7 @@ class Worker:
         search.logits[chunk.sequence.index] = chunk.logits[-1]
         if not search.ready:
             return
-        grown = search.grow(self.vocab_size)
+        grown: tuple[list[int], list[int]] | None = search.grow(self.vocab_size)
         if grown is not None:
             self.scheduler.branch(search.sequences, *grown, self.runner.copy)
             return

@@ -6,7 +6,6 @@ import torch
 
 import tiny
 from glassformer.core.config import objective as objectives
-from glassformer.core.nn import build_model
 from glassformer.formats import tuning
 from seeding import generator_from
 
@@ -15,7 +14,7 @@ LORA = objectives.LoRA(rank=3, alpha=6.0, target_modules=("*.attn.q", "*.attn.v"
 
 def moved(shape, options=LORA, seed=1):
     """A model with a change beside it that says something."""
-    model = build_model(shape, seed=seed).eval()
+    model = tiny.model(shape, seed=seed)
     tuning.tune(model, options)
     draw = generator_from(9)
     with torch.no_grad():

@@ -4,13 +4,14 @@ command, and the runs go one from another at a tiny size."""
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from folders import read_rows
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "chat-in-an-hour.md").read_text(encoding="utf-8")
@@ -64,7 +65,7 @@ def test_the_runs_go_one_from_another(chat, tmp_path, monkeypatch, terminal):
         options = f"{small} {sizes.get(name, '')}" if name != "tokenizer" else ""
         terminal(f"{words} {options}")
     assert 0 <= chat.accuracy("sums", "test") <= 1
-    log = [json.loads(line) for line in Path("out/chat/sums/log.jsonl").read_text().splitlines()]
+    log = read_rows(Path("out/chat/sums/log.jsonl"))
     assert {"reward", "length", "clipped"} <= log[-1].keys()
 
 

@@ -16,9 +16,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+import tiny
 from glassformer import config as c
 from glassformer.core.config import serial
-from glassformer.core.nn import Cache, EncoderDecoder, Tape, build_model
+from glassformer.core.nn import Cache, EncoderDecoder, Tape
 from glassformer.core.nn.attention import ENGINES
 from glassformer.fast import cpu_blocks
 from glassformer.formats import weights
@@ -214,7 +215,7 @@ def hold(seed, monkeypatch):
     cfg = drawn(seed)
     assert serial.loads(c.Model, serial.dumps(cfg)) == cfg
     generator = generator_from(seed)
-    model = build_model(cfg, seed=seed).eval()
+    model = tiny.model(cfg, seed=seed)
     assert cost(cfg).total == sum(p.numel() for p in model.parameters())
     assert len(weights.shapes(cfg))
     args, source = (torch.randint(0, VOCAB, (2, n), generator=generator) for n in (LENGTH, 9))

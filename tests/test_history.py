@@ -14,12 +14,13 @@ from statistics import fmean
 
 import pytest
 
+from folders import read_json
 from glassformer.cli import main
 from glassformer.runs import run_file
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("GLASSFORMER_DATA", ROOT.parent / "shared" / "data"))
-TOLD = json.loads((ROOT / "docs" / "history.json").read_text(encoding="utf-8"))
+TOLD = read_json(ROOT / "docs" / "history.json")
 PAGE = (ROOT / "docs" / "history.md").read_text(encoding="utf-8")
 SENTENCES = {row["name"]: row for row in TOLD["sentences"]}
 

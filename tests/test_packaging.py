@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from folders import read_json
 from glassformer.runs import run_config, run_file
 from mistakes import mistake
 
@@ -64,7 +64,7 @@ def test_every_run_file_can_be_read():
 def licences():
     """The licence of each package in the page, name and version first, in one line since bundling
     indents lines."""
-    packages = json.loads((ROOT / "web/package-lock.json").read_text())["packages"]
+    packages = read_json(ROOT / "web/package-lock.json")["packages"]
     bundled = {
         path.removeprefix("node_modules/"): package["version"]
         for path, package in packages.items()

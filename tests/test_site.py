@@ -17,6 +17,7 @@ pytest.importorskip("sphinx", reason="sphinx is missing: pip install -e '.[docs]
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 
+from folders import read_json
 from site_page import DOCS, built
 
 MOST = (
@@ -396,12 +397,11 @@ TASKS = {"train", "load", "translate", "classify", "look-inside", "serve", "quan
 
 def test_each_task_has_a_page_whose_commands_were_run(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    import json
 
     import recorded
 
     assert {path.stem for path in (DOCS / "use").glob("*.md")} == TASKS
-    data = json.loads(recorded.KEPT.read_text(encoding="utf-8"))
+    data = read_json(recorded.KEPT)
     for name in TASKS:
         commands = [command for command, output in recorded.commands(f"use/{name}") if output]
         stored = [step["command"] for step in data.get(f"use/{name}", {"steps": []})["steps"]]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
+from folders import read_json
 from seeding import generator_from
 
 # for each class the groups of sizes that it takes, and its own; null is a size that it refuses
-TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+TABLES = read_json(Path(__file__).with_suffix(".json"))
 SIZES = TABLES["sizes"]
 VOCAB = SIZES["vocab_size"]
 LM_HEAD = ("GPT2", "OpenAIGPT", "CTRL", "Bert")

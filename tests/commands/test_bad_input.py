@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from folders import edit_json, snapshot
+from folders import edit_json, snapshot, sums
 from glassformer.cli import main
 from glassformer.core import files
 from glassformer.core.checkpoints import tensors as tensorfiles
@@ -51,9 +51,7 @@ def trained(tmp_path_factory):
     """A folder with a corpus, a run file and a model trained by it: corpus.txt, run.toml,
     model/."""
     home = tmp_path_factory.mktemp("trained")
-    (home / "corpus.txt").write_text(
-        "".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80))
-    )
+    (home / "corpus.txt").write_text(sums(80))
     (home / "run.toml").write_text(RUN)
     local = Path.cwd()
     os.chdir(home)

@@ -17,6 +17,7 @@ import pytest
 
 import glassformer
 import tiny
+from folders import write_json
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
@@ -164,14 +165,14 @@ def test_settings_come_from_the_folder(folder, tmp_path):
     ],
 )
 def test_settings_are_read_as_transformers_reads_them(saved_settings, expected, tmp_path):
-    (tmp_path / "generation_config.json").write_text(json.dumps(saved_settings))
+    write_json(tmp_path / "generation_config.json", saved_settings)
     assert tuple(saved_sampling(tmp_path).values()) == expected
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "top_k"])
 @pytest.mark.parametrize("value", ["x", True, [1]])
 def test_a_setting_that_is_no_number_is_refused(name, value, tmp_path):
-    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    write_json(tmp_path / "generation_config.json", {name: value})
     with mistake(f'generation_config.json: "{name}" is .*, which is no number'):
         saved_sampling(tmp_path)
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import glassformer
+from folders import read_rows
 from glassformer import config as c
 from glassformer import load
 from glassformer.cli import main, overview, parser
@@ -226,7 +227,7 @@ def test_many_prompts_into_a_file_say_what_they_say_at_once(model, tmp_path, ter
     line = f"generate {model} --prompts {prompts} --seed 4 --max-new 5 --samples 2"
     rows = terminal.json(line)["rows"]
     assert "4 prompts, 40 new tokens" in terminal(f"{line} --out {out}")
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = read_rows(out)
     for name in ("tokens", "text"):
         assert [line[name] for line in lines] == [row[name] for row in rows]
     numbers = [(line["number"], line["sample"]) for line in lines]

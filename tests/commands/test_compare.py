@@ -3,7 +3,6 @@ compared is said."""
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from folders import read_json
 from glassformer import config
 from glassformer.commands import compare
 from glassformer.core.config import run, serial
@@ -110,7 +110,7 @@ def test_two_models_one_table_and_nothing_twice(files, tmp_path, terminal, monke
     assert not called, "what is finished was trained again"
     assert [result["name"] for result in results] == ["one-vector", "attention"]
     for result in results:
-        settings = json.loads((out / result["name"] / "run.json").read_text())
+        settings = read_json(out / result["name"] / "run.json")
         model = serial.from_dict(config.Model, settings["model"])
         assert isinstance(model.decoder, config.Recurrent)
         lines = read_log(out / result["name"] / "log.jsonl")
@@ -133,7 +133,7 @@ def test_seeds_and_varied_settings(files, tmp_path, terminal):
         losses = []
         for seed in (0, 1):
             folder = out / f"{result['name']}.seed-{seed}"
-            run = json.loads((folder / "run.json").read_text())
+            run = read_json(folder / "run.json")
             assert run["train"]["seed"] == seed
             assert str(run["model"]["decoder"]["depth"]) == result["name"][-1]
             lines = read_log(folder / "log.jsonl")
@@ -275,7 +275,7 @@ def test_a_run_that_fails_ends_the_comparison_with_its_sentence(files, tmp_path,
     bad = changed(files, tmp_path / "bad.toml", "vocab = 64", "vocab = 5")
     notes = terminal.refused(f"compare {files['one-vector']} {bad} --out {tmp_path}/out")
     assert "embed" in notes.strip().splitlines()[-1]
-    data = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]
+    data = read_json(tmp_path / "out" / "comparison.json")["runs"]
     assert data["one-vector"]["finished"]
     assert not data["bad"].get("finished")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 import torch
 
+from folders import read_json, write_json
 from glassformer.commands import doctor
 from glassformer.core.errors import UserError
 from glassformer.fast import kernels
@@ -101,8 +101,8 @@ def test_what_of_a_model_loads(terminal, tmp_path):
 )
 def test_what_is_refused_is_a_sentence_and_the_code_1(terminal, tmp_path, changes, count, sentence):
     folder = shutil.copytree(MODELS / "tiny-stories", tmp_path / "copy")
-    raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw | changes))
+    raw = read_json(folder / "config.json")
+    write_json(folder / "config.json", raw | changes)
     data = terminal.json(f"doctor {folder}", code=int(count > 0))
     assert len(data["refused"]) == count
     assert sentence in "".join(data["refused"])

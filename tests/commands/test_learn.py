@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from folders import read_json
 from glassformer.core import files
 from glassformer.learn import checking, progress_file
 from glassformer.learn.exercise import catalogue, find
@@ -53,7 +54,7 @@ def test_the_way_of_a_learner(tmp_path, terminal, monkeypatch, one_worker):
     assert "changed last" in terminal.notes
     assert "causal-mask              done" in terminal("learn")
     assert f"1 of {len(data)} done." in terminal.notes
-    saved = json.loads(Path(progress_file.FILE).read_text())["causal-mask"]
+    saved = read_json(Path(progress_file.FILE))["causal-mask"]
     fields = {"state": "done", "checks": 3, "hints": 3, "file": str(path)}
     assert saved.items() >= fields.items()
     path.write_text("# exercise: causal-mask\n")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 import glassformer
 import tiny
+from folders import read_json
 from glassformer import cli
 from glassformer.core import files
 from glassformer.core.nn import build_model
@@ -43,7 +43,7 @@ def test_a_folder_is_made_with_its_report(folder, tmp_path, terminal):
     assert "--calibrate" not in output
     assert "calibrated" in output
     assert "became" in output
-    report = json.loads((out / "quantization.json").read_text())
+    report = read_json(out / "quantization.json")
     assert len(report["rows"]) == 36
     assert report["bits"] == 4
     assert report["perplexity"] > 1

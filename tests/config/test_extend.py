@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-import json
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from torch.testing import assert_close
 
 import glassformer
 import tiny
+from folders import read_json
 from glassformer import config, nn
 from glassformer import families as recipes
 from glassformer.core.config import objective as objectives
@@ -226,14 +226,14 @@ def test_it_trains_resumes_saves_and_loads(own_types, home, monkeypatch, termina
         assert moved == ("ffn.w" in name and "weight" in name), name
     glassformer.save(model, "copy", tokenizer)
     assert equal_tensors(weights_of(glassformer.load("copy")[0]), weights_of(model))
-    (block,) = json.loads(Path("copy/config.json").read_text())["model"]["decoder"]["pattern"]
+    (block,) = read_json(Path("copy/config.json"))["model"]["decoder"]["pattern"]
     assert block["norm"]["type"] == "ScaleNorm"
 
 
 def test_the_laws_hold_for_it(own_types):
     result = strange(own_types)
     assert serial.loads(config.Model, serial.dumps(result)) == result
-    model, ids = build_model(result, seed=1).eval(), tokens()
+    model, ids = tiny.model(result), tokens()
     assert equal_tensors(model.state_dict(), build_model(result, seed=1).state_dict())
     with torch.no_grad():
         plain, cache = model(ids).logits, Cache(model.config)
@@ -435,7 +435,7 @@ def test_a_rule_a_stretch_and_a_pool_of_its_own(own_types):
         decoder(block(), position=config.Rotary(scaling=scaling))
         for scaling in (own_types["Halved"](), config.LinearScaling(2.0))
     )
-    logits = [build_model(cfg, seed=1).eval()(tokens()).logits for cfg in (slow, half)]
+    logits = [tiny.model(cfg)(tokens()).logits for cfg in (slow, half)]
     assert torch.equal(*logits)
     embed, pool = config.Embed(VOCAB), own_types["Ends"](3)
     encoder = config.Encoder(DIM, CONTEXT, embed, slow.decoder, None, WIDE, pool)

@@ -10,6 +10,8 @@ import torch
 from torch.testing import assert_close
 
 import glassformer
+import tiny
+from folders import sums
 from glassformer import config, families
 from glassformer.cli import main
 from glassformer.core.config import serial
@@ -69,7 +71,7 @@ def cfg(request, monkeypatch):
 
 @pytest.fixture
 def model(cfg):
-    return build_model(cfg, seed=1).eval()
+    return tiny.model(cfg)
 
 
 def greedy(model):
@@ -171,7 +173,7 @@ def test_a_pass_that_fails_is_computed_again(model):
 
 def test_trained_resumed_saved_loaded_generated_and_priced(cfg, tmp_path, monkeypatch, terminal):
     monkeypatch.chdir(tmp_path)
-    text = "".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80))
+    text = sums(80)
     Path("corpus.txt").write_text(text)
     Path("run.toml").write_text(RUN)
     terminal("train run.toml --out whole --steps 4")

@@ -35,7 +35,7 @@ def write(out, job=JOB, stop=99):
         if done == stop:
             raise KeyboardInterrupt
 
-    with Engine(tiny.model(tiny.DECODERS["gpt2"]), max_queue=3) as engine:
+    with Engine(tiny.model("gpt2"), max_queue=3) as engine:
         return answer_into(out, engine, REQUESTS, job, line, progress)
 
 

@@ -49,7 +49,7 @@ def beam_requests(name):
 
 def search(name, requests, remaining=0, **settings):
     """Hypotheses of an engine for requests submitted at once, with other requests between them."""
-    with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:
+    with Engine(tiny.model(name), **settings) as engine:
         plain = {"sampling": Sampling(0.9), "max_new": 12}
         handles = []
         for number, request in enumerate(requests):
@@ -88,7 +88,7 @@ def endings(group):
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_search_finds_what_generation_finds(name):
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     requests = beam_requests(name)
     for request, result in zip(requests, search(name, requests, 1), strict=True):
         prompt = request.source or request.tokens
@@ -126,7 +126,7 @@ def test_alone_or_with_others_is_the_same(name):
 
 
 def test_a_search_can_be_left_and_the_next_one_goes_on():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     with Engine(model, memory=pages_of("llama", 5), max_sequences=3) as engine:
         handles = [
             engine.submit(Request([number + 8] * 40, max_new=20, stop_tokens=(), beams=4))
@@ -149,7 +149,7 @@ def test_a_search_can_be_left_and_the_next_one_goes_on():
 
 def test_pages_of_a_prompt_are_shared_by_its_beams():
     """Eight beams of a prompt of a page and a part take nine pages, not sixteen."""
-    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+    with Engine(tiny.model("llama")) as engine:
         pool = engine.memory_plan.pool
         most = [0]
         take = pool.take

@@ -34,7 +34,7 @@ WARM = Sampling(0.9, top_k=20, repetition_penalty=1.2)
 
 
 def test_several_continuations_are_those_of_generate():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     output = glassformer.generate(model, None, PROMPTS[0], samples=3, seed=5, max_new=9).run()
     with Engine(model) as engine:
         result = ask(engine, PROMPTS[0], n=3, seed=5, max_new=9)
@@ -45,7 +45,7 @@ def test_several_continuations_are_those_of_generate():
 
 def test_log_probabilities_are_those_that_are_asked_for():
     """A request without them has none, whoever shares its step, and the same tokens."""
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     with Engine(model) as engine:
         plain = Request(PROMPTS[0], seed=5, max_new=9)
         bare = dataclasses.replace(plain, scored=False)
@@ -61,7 +61,7 @@ def test_log_probabilities_are_those_that_are_asked_for():
 def test_the_prompt_of_several_continuations_is_read_once(name):
     """To the middle of a page, which is copied; a state is not, and is made again. The same bits as
     one by one."""
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     prompt = [*range(1, 22)] * 2
     paged = name != "gru"
     options = {"seed": 5, "max_new": 4, "sampling": Sampling(1.0)}
@@ -103,7 +103,7 @@ def test_the_prompt_of_several_continuations_is_read_once(name):
 def test_a_prompt_is_scored():
     """Each token of ``record_scores`` has the log-probability that the model gives it after those
     before."""
-    model = tiny.model(tiny.DECODERS["gpt2"])
+    model = tiny.model("gpt2")
     ids = PROMPTS[2]
     logprobs = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
     with Engine(model) as engine:
@@ -123,7 +123,7 @@ def test_bias_and_guide_and_stop_tokens_are_kept_to():
     def guide():
         return lambda tokens: (calls.append(len(tokens)), allowed)[1]
 
-    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+    with Engine(tiny.model("llama")) as engine:
         guided = ask(engine, [1, 2], max_new=8, seed=1, guide=guide)
         assert {*guided.completions[0].tokens} <= {4, 6}
         assert calls == [*range(8)]
@@ -135,7 +135,7 @@ def test_bias_and_guide_and_stop_tokens_are_kept_to():
 
 
 def test_often_said_is_said_less():
-    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+    with Engine(tiny.model("llama")) as engine:
         bias = {3: 50.0, 4: 49.5, 5: 49.0}
         once = ask(engine, [1], sampling=GREEDY, max_new=3, logit_bias=bias, presence_penalty=60.0)
         assert sorted(once.completions[0].tokens) == [3, 4, 5]
@@ -147,7 +147,7 @@ def test_often_said_is_said_less():
 
 
 def test_a_cancelled_request_ends_and_says_so():
-    with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
+    with Engine(tiny.model("gpt2")) as engine:
         handle = engine.submit(Request([1], max_new=60, n=2))
         events = []
         for event in handle:
@@ -169,7 +169,7 @@ def test_what_has_ended_is_not_cancelled_too():
         allowed[9 if started[-1] == 0 else 3] = True
         return lambda tokens: allowed
 
-    with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
+    with Engine(tiny.model("gpt2")) as engine:
         handle = engine.submit(Request([1], max_new=60, n=2, guide=guide, stop_tokens=[9]))
         events = []
         for event in handle:
@@ -180,7 +180,7 @@ def test_what_has_ended_is_not_cancelled_too():
 
 
 def test_events_come_to_a_task_too():
-    with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
+    with Engine(tiny.model("gpt2")) as engine:
 
         async def collect():
             return [
@@ -197,7 +197,7 @@ def test_events_come_to_a_task_too():
 
 
 def test_a_full_queue_refuses_and_a_closed_engine_too():
-    engine = Engine(tiny.model(tiny.DECODERS["gpt2"]), max_queue=2, max_sequences=1)
+    engine = Engine(tiny.model("gpt2"), max_queue=2, max_sequences=1)
     hold = threading.Event()
 
     def guide():
@@ -217,7 +217,7 @@ def test_a_full_queue_refuses_and_a_closed_engine_too():
 
 
 def test_what_makes_no_sense_is_refused_in_a_sentence():
-    with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
+    with Engine(tiny.model("gpt2")) as engine:
         for wrong in (
             Request([]),
             Request([1] * 65),
@@ -237,7 +237,7 @@ def test_a_request_that_fails_says_why_and_the_next_is_answered():
     def guide():
         return lambda tokens: {}["no grammar"]
 
-    with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
+    with Engine(tiny.model("gpt2")) as engine:
         handle = engine.submit(Request([1], guide=guide))
         with pytest.raises(KeyError, match="no grammar"):
             handle.result()
@@ -264,7 +264,7 @@ def test_encoders_give_vectors_labels_and_logits():
 def test_a_pass_that_fails_is_tried_one_by_one_and_the_engine_goes_on():
     """A pass too large for the memory ends nobody; where every pass fails all are told, and then it
     works again."""
-    engine = Engine(tiny.model(tiny.DECODERS["gpt2"]), max_sequences=4)
+    engine = Engine(tiny.model("gpt2"), max_sequences=4)
     request = Request([1, 2], n=3, max_new=5, seed=1)
     forward = engine._worker.runner.forward
     most = [3]
@@ -326,7 +326,7 @@ def test_a_long_prompt_does_not_starve_who_writes():
 
 
 def test_closing_ends_what_is_under_way():
-    engine = Engine(tiny.model(tiny.DECODERS["gpt2"]), max_sequences=2)
+    engine = Engine(tiny.model("gpt2"), max_sequences=2)
     handles = [engine.submit(Request([1], n=2, max_new=60)) for _ in range(5)]
     next(iter(handles[0]))
     engine.close()
@@ -338,7 +338,7 @@ def test_closing_ends_what_is_under_way():
 
 
 def test_weights_that_are_no_numbers_are_told():
-    model = tiny.model(tiny.DECODERS["gpt2"])
+    model = tiny.model("gpt2")
     with torch.no_grad():
         model.decoder.blocks[0].ffn.up.weight.fill_(torch.nan)
     with Engine(model) as engine, pytest.raises(UserError):
@@ -399,7 +399,7 @@ def test_likeliest_of_equal_ones_does_not_depend_on_neighbours():
 
 def test_guesses_after_the_end_are_not_taken():
     """A text that ends at a token in the middle of right guesses says the same as without them."""
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     prompt = [1, 2, 3, 4] * 8
     with Engine(model, lookup=False) as engine:
         free = ask(engine, prompt, sampling=GREEDY, max_new=12, logit_bias={1: 50.0})
@@ -419,7 +419,7 @@ def test_guesses_after_the_end_are_not_taken():
 @pytest.mark.parametrize("seed", range(3))
 def test_a_row_that_ends_takes_no_guesses_while_its_request_goes_on(seed):
     """Ends are drawn in the middle of right guesses, of each row at another place."""
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     request = Request(
         [1] * 20, n=4, seed=seed, max_new=30, stop_tokens=(2,), logit_bias={1: 50.0, 2: 46.0}
     )
@@ -437,7 +437,7 @@ def test_a_row_that_ends_takes_no_guesses_while_its_request_goes_on(seed):
 def test_one_client_cannot_starve_another():
     """Eight choices in every place: a client that comes later has a place at once, and room in the
     queue."""
-    engine = Engine(tiny.model(tiny.DECODERS["llama"]), max_sequences=4, max_queue=8)
+    engine = Engine(tiny.model("llama"), max_sequences=4, max_queue=8)
     with engine:
         greedy = [
             engine.submit(Request([1, 2, 3], n=8, max_new=50, seed=1, client="a", stop_tokens=()))
@@ -465,7 +465,7 @@ def test_one_client_cannot_starve_another():
 @pytest.mark.parametrize("name", ["llama", "strided", "alibi"])
 def test_every_value_of_weights_in_half_precision_is_shown(name):
     """Pages hold keys in fp16, and queries may be in fp32 beside them."""
-    model = tiny.model(tiny.ALL[name]).half()
+    model = tiny.model(name).half()
     prompt = [*range(3, 40)]
     with Engine(model) as engine:
         handle = engine.submit(Request(prompt, max_new=1, seed=1, want=["*"]))

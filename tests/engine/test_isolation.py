@@ -237,7 +237,7 @@ def engine_of(name: str) -> Engine:
         labelled = dataclasses.replace(tiny.ALL["t5"], head=None, pool=pool)
         return Engine(tiny.model(labelled), step_tokens=40, max_sequences=3)
     if name in ("t5", "gru"):
-        return Engine(tiny.model(tiny.ALL[name]), step_tokens=40, max_sequences=3)
+        return Engine(tiny.model(name), step_tokens=40, max_sequences=3)
     model = tiny.model(dataclasses.replace(tiny.ALL["gemma2"], embed=Embed(300)))
     room = plan_memory(model, None, 5, None, 40)
     memory = room.nbytes // 3

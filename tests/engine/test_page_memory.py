@@ -19,7 +19,7 @@ from mistakes import mistake
 
 @pytest.mark.parametrize("name", ["llama", "t5", "attention-pair"])
 def test_no_more_is_taken_than_was_given(name):
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     full = plan_memory(model, None, 8, None)
     for share in (2, 3):
         room = plan_memory(model, None, 8, full.nbytes // share)
@@ -29,7 +29,7 @@ def test_no_more_is_taken_than_was_given(name):
 
 
 def test_too_little_memory_is_refused_with_how_much_is_needed():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     with mistake(r"64 tokens needs 24.00 KiB, and 9.77 KiB are there"):
         plan_memory(model, None, 8, 10_000)
     room = plan_memory(model, 30, 8, 30_000)
@@ -39,7 +39,7 @@ def test_too_little_memory_is_refused_with_how_much_is_needed():
 
 
 def test_a_state_needs_no_pages():
-    room = plan_memory(tiny.model(tiny.DECODERS["gru"]), None, 8, None)
+    room = plan_memory(tiny.model("gru"), None, 8, None)
     assert not room.rewinds
     assert room.pool.free == 8
     assert "a state a text" in str(room)
@@ -51,7 +51,7 @@ STATEFUL = ("gru", "lstm", "mamba2", "lfm2", "qwen3_next", "rwkv", "rwkv7", "add
 @pytest.mark.parametrize("name", STATEFUL)
 def test_states_are_counted_against_the_memory(name):
     """What the caches of full texts hold is at most what was counted; too little is refused."""
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     full = plan_memory(model, 64, 8, None)
     assert not full.rewinds and full.nbytes % 8 == 0 < full.nbytes
     state_bytes = full.nbytes // 8
@@ -75,7 +75,7 @@ def test_states_are_counted_against_the_memory(name):
 
 def test_an_engine_of_states_keeps_to_the_memory():
     """More continuations than states fit are computed in turns, with the answers of a roomy one."""
-    model = tiny.model(tiny.ALL["mamba2"])
+    model = tiny.model("mamba2")
     state_bytes = plan_memory(model, 64, 1, None).nbytes
     requests = [glassformer.engine.Request([1, 2, 3 + n], max_new=6, seed=n) for n in range(5)]
     answers = []
@@ -105,13 +105,13 @@ def test_weights_of_a_file_are_read_by_the_blocks_in_c(bits, mapped):
     """Hooks that wait must not keep Python in their blocks."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
-    view, _ = prepacked_view(mapped(tiny.model(tiny.DECODERS["llama"]), bits))
+    view, _ = prepacked_view(mapped(tiny.model("llama"), bits))
     assert isinstance(view, Decoder)
     assert isinstance(view.decoder, FusedStack)
 
 
 def test_weights_that_are_not_finite_are_refused_before_the_first_request(mapped):
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     model.get_parameter("decoder.blocks.1.attn.q.weight").data[0, 0] = torch.nan
     with mistake(r"blocks.1.attn.q.weight holds NaN"):
         prepacked_view(mapped(model, None))
@@ -120,7 +120,7 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_request(mapped
 @pytest.mark.parametrize("name, count", [("llama", 16), ("mamba2", 8)])
 def test_half_of_what_is_free_is_taken(name, count, monkeypatch):
     """Of pages, and of states."""
-    model = tiny.model(tiny.ALL[name])
+    model = tiny.model(name)
     unit = plan_memory(model, None, 8, None).nbytes // count
     monkeypatch.setattr(page_memory, "available_memory", lambda *device: 10 * unit)
     assert plan_memory(model, None, 8, None).nbytes == 5 * unit

@@ -34,7 +34,7 @@ OTHERS = [Request([number, 2, 3, 4, 5] * 3, sampling=Sampling(0), max_new=9) for
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "mixed"])
 def test_a_running_request_is_looked_into(name):
-    model = tiny.model(tiny.DECODERS[name])
+    model = tiny.model(name)
     prompt = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4] * 4
     with Engine(model, step_tokens=17) as engine:
         alone = [engine.submit(item).result() for item in OTHERS]
@@ -63,7 +63,7 @@ def test_a_running_request_is_looked_into(name):
 def test_only_what_is_asked_for_is_read_again():
     """Values from a place on, of every continuation, event by event; what pages hold before it is
     not computed."""
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     prompt = [3, 1, 4, 1, 5] * 10
     paths = ["*.1.attn.pattern", "*.0.resid", "logits"]
     tape = Tape("*.1.attn.pattern", "*.0.resid", "logits")
@@ -104,7 +104,7 @@ def test_only_what_is_asked_for_is_read_again():
 
 
 def test_an_ablation_by_the_mean_is_the_same_in_chunks():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     prompt = [3, 1, 4, 1, 5] * 8
     edit = head_off("decoder.blocks.0.attn", 1, fill="mean")
     options = {"sampling": Sampling(0), "max_new": 12}
@@ -121,7 +121,7 @@ def test_an_ablation_by_the_mean_is_the_same_in_chunks():
 
 
 def test_logits_can_be_edited():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     prompt = [3, 1, 4, 1, 5]
     edits = [scale("logits", -1.0)]
     options = {"sampling": Sampling(0), "max_new": 8}
@@ -137,7 +137,7 @@ def test_logits_can_be_edited():
 
 
 def test_an_edit_is_of_one_request_alone():
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     prompt = [3, 1, 4, 1, 5] * 8
     edit = head_off("decoder.blocks.0.attn", 1)
     options = {"sampling": Sampling(0), "max_new": 12}
@@ -157,13 +157,13 @@ def test_an_edit_is_of_one_request_alone():
 
 
 def test_what_is_not_there_is_refused():
-    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+    with Engine(tiny.model("llama")) as engine:
         with mistake("No value is called"):
             engine.submit(Request([1], want=["decoder.nothing"]))
         with pytest.raises(UserError):
             engine.submit(Request([1], edits=[head_off("decoder.blocks.9.attn", 1)]))
     with (
-        Engine(tiny.model(tiny.ALL["vaswani"])) as engine,
+        Engine(tiny.model("vaswani")) as engine,
         mistake("looks inside decoders only"),
     ):
         engine.submit(Request([1], [2], want=["*"]))
@@ -171,8 +171,8 @@ def test_what_is_not_there_is_refused():
 
 def test_what_is_read_again_is_recorded_once():
     """Texts that lost their pages and were read from the beginning again."""
-    model = tiny.model(tiny.DECODERS["llama"])
-    room = plan_memory(tiny.model(tiny.DECODERS["llama"]), None, 8, None)
+    model = tiny.model("llama")
+    room = plan_memory(tiny.model("llama"), None, 8, None)
     prompts = [[number, *range(28)] for number in range(6)]
     with Engine(model, memory=room.nbytes // len(room.pool.users) * 5) as engine:
         requests = [
@@ -193,7 +193,7 @@ def test_what_is_read_again_is_recorded_once():
 
 def test_an_edit_that_fails_is_of_its_request_alone():
     """One that makes infinite numbers in the middle, and one whose effect overflows later."""
-    model = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model("llama")
     prompt = [3, 1, 4, 1, 5]
     far = [scale("decoder.blocks.0.attn.q", float("1e39")), scale("logits", 3e38)]
     with Engine(model) as engine:

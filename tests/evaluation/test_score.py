@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 
+import tiny
 from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -34,7 +35,7 @@ def decoder(vocab, position=None, dropout=0.0):
     cfg = c.Decoder(
         32, CONTEXT, c.Embed(vocab), stack, init=c.Init(std=0.2, embed_std=0.4, residual="plain")
     )
-    return build_model(cfg, seed=1).eval()
+    return tiny.model(cfg)
 
 
 @torch.no_grad()

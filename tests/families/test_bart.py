@@ -3,7 +3,6 @@ from the token that a target begins with."""
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 import tiny
 from families.parity import VOCAB, shaken, transformers
 from families.test_parity_encoders import both_ways, equal_pairs
-from folders import edit_json
+from folders import edit_json, write_json
 from glassformer import config, generate
 from glassformer import families as recipes
 from glassformer.core.generation.beam import beam
@@ -21,6 +20,7 @@ from glassformer.families.modules.longformer import LongformerAttentionModule
 from glassformer.formats import store
 from glassformer.scale.cost import cost
 from mistakes import mistake
+from seeding import generator_from
 
 SIDES = {"layers": 2, "attention_heads": 4, "ffn_dim": 52}
 SIZES = {f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in SIDES.items()}
@@ -58,7 +58,7 @@ def build(name, **changes):
     config = getattr(transformers, f"{name}Config")(**{**sizes, **KINDS[name], **changes})
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     if hasattr(model, "final_logits_bias"):
-        model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(2))
+        model.final_logits_bias.normal_(generator=generator_from(2))
     return shaken(model)
 
 
@@ -70,7 +70,7 @@ def test_both_ways(name, tmp_path):
 
 def test_untied_mt5_is_not_scaled_either(tmp_path):
     reference = build("MT5")
-    draw = torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(3))
+    draw = torch.randn(VOCAB, 32, generator=generator_from(3))
     reference.lm_head.weight = torch.nn.Parameter(draw)
     both_ways(reference, tmp_path, equal_pairs)
 
@@ -92,7 +92,7 @@ def test_global_tokens_of_a_led(tmp_path):
     edit_json(tmp_path / "theirs" / "config.json", global_tokens=2)
     model, _ = store.load(tmp_path / "theirs")
     store.save(model, tmp_path / "ours", layout="hf")
-    generator = torch.Generator().manual_seed(4)
+    generator = generator_from(4)
     source = torch.randint(3, VOCAB, (2, 20), generator=generator)
     present = torch.arange(20) < torch.tensor([20, 13])[:, None]
     target = source[:, :7].flip(1)
@@ -107,7 +107,7 @@ def test_global_tokens_of_a_led(tmp_path):
 
 
 def test_what_a_led_here_has_not_is_one_sentence():
-    model = tiny.model(tiny.SINKS["led"])
+    model = tiny.model("led")
     assert isinstance(model.encoder.blocks[0].attn, LongformerAttentionModule)
     assert [count_global(block.attn.mask) for block in model.encoder.blocks] == [0, 2]
     source = tiny.tokens(1, 50)
@@ -182,7 +182,7 @@ def test_a_file_that_is_silent_begins_as_theirs(tmp_path):
     (tmp_path / "generation_config.json").unlink()
     raw = edit_json(tmp_path / "config.json", decoder_start_token_id=None)  # without the word
     assert store.load(tmp_path)[0].config.start == (2,)
-    (tmp_path / "config.json").write_text(json.dumps({**raw, "decoder_start_token_id": None}))
+    write_json(tmp_path / "config.json", {**raw, "decoder_start_token_id": None})
     assert store.load(tmp_path)[0].config.start == ()
 
 

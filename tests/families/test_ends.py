@@ -3,7 +3,6 @@ which classes there are, and one without a reader or a reason here is a failure.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +13,21 @@ from safetensors.torch import save_file
 from torch.testing import assert_close
 
 import glassformer
+import tiny
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from families.test_bart import KINDS, SIZES
 from families.test_parity_encoders import bert, both_ways, equal_ends
-from folders import edit_json
+from folders import edit_json, read_json
 from glassformer import config
 from glassformer import families as recipes
-from glassformer.core.nn import build_model
 from glassformer.formats import store
 from mistakes import mistake
+from seeding import generator_from
 from tiny import equal_tensors
 
 HERE = Path(__file__).parent
 DECODERS, MORE, ENCODERS = (
-    json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
-    for name in ("decoders", "more_decoders", "encoders")
+    read_json(HERE / f"{name}.json") for name in ("decoders", "more_decoders", "encoders")
 )
 KIND_WORDS = (
     "SEQUENCE_CLASSIFICATION",
@@ -93,7 +92,7 @@ def reference_of(name, kind, **changes):
 def texts():
     """Three texts of one EOS each, the last token of it, and which columns they fill."""
     lengths = torch.tensor([24, 17, 9])[:, None]
-    ids = torch.randint(3, VOCAB, (3, 24), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(3, VOCAB, (3, 24), generator=generator_from(1))
     present = torch.arange(24) < lengths
     ids = ids.masked_fill(~present, PAD)
     return ids.scatter(1, lengths - 1, EOS), present
@@ -136,7 +135,7 @@ def test_both_ways(name, kind, tmp_path):
     model, _ = store.load(tmp_path / "theirs")
     agree(model, reference, *texts())
     store.save(model, tmp_path / "ours", layout="hf")
-    raw = json.loads((tmp_path / "ours" / "config.json").read_text())
+    raw = read_json(tmp_path / "ours" / "config.json")
     assert raw["architectures"] == [kind]
     again = getattr(transformers, kind).from_pretrained(tmp_path / "ours").eval()
     agree(model, again, *texts())
@@ -326,7 +325,7 @@ def test_a_token_that_closes_a_text_is_not_its_padding(tmp_path):
     reference_of("llama", "LlamaForCausalLM", eos_token_id=5).save_pretrained(tmp_path / "base")
     base, tokenizer = store.load(tmp_path / "base")
     labelled = replace(base.config, head=None, pool=config.Pool("last", None, 3, bias=False))
-    model = build_model(labelled, seed=1).eval()
+    model = tiny.model(labelled)
     store.save(model, tmp_path / "ours", tokenizer, layout="hf")
     classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
     reads = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
@@ -383,7 +382,7 @@ def test_the_global_part_of_a_longformer(head, tmp_path):
     reference.save_pretrained(tmp_path / "theirs")
     model, _ = store.load(tmp_path / "theirs")
     store.save(model, tmp_path / "ours", layout="hf")
-    raw = json.loads((tmp_path / "ours" / "config.json").read_text())
+    raw = read_json(tmp_path / "ours" / "config.json")
     assert raw["architectures"] == [kind] and raw["sep_token_id"] == EOS
     again = getattr(transformers, kind).from_pretrained(tmp_path / "ours").eval()
     assert equal_tensors(reference.state_dict(), again.state_dict())

@@ -3,7 +3,6 @@ attention by the difference of two patterns is its rule."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tiny
 from families import rwkv7
+from folders import read_json
 from glassformer import config as c
 from glassformer import generate
 from glassformer.core.config import serial
@@ -49,6 +49,7 @@ from glassformer.runs.run_plan import plan_run
 from glassformer.scale import cost
 from glassformer.serve.engine import Engine, Request
 from mistakes import mistake
+from seeding import generator_from
 
 # two documents with padding between and behind, the second longer than two chunks
 POS = torch.tensor([[*range(70), -1, -1, *range(150), -1], [-1] * 60 + [*range(163)]])
@@ -65,7 +66,7 @@ MIXERS = [*MODULES]
 
 
 def drawn(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).double()
+    return torch.randn(shape, generator=generator_from(sum(shape))).double()
 
 
 def step_by_step(q, k, v, decay, pos, removal):
@@ -161,7 +162,7 @@ def test_a_convolution_is_its_rule():
 @torch.no_grad()
 def test_a_state_has_one_size_and_its_cost_is_counted(mixer):
     cfg = replace(tiny.decoder(c.Block(mixer, None)), context=200)
-    model, cache, sizes = build_model(cfg, seed=1).eval(), Cache(cfg), []
+    model, cache, sizes = tiny.model(cfg), Cache(cfg), []
     for length in (1, 7, 70):
         model(tiny.tokens(3, length), cache=cache)
         sizes.append(sum(x.numel() for state, _ in cache.layers for x in state.tensors))
@@ -232,7 +233,7 @@ def from_authors_layout(tensors):
 @torch.no_grad()
 def test_logits_of_rwkv_7_are_those_of_its_authors_package():
     """A text in whole, token by token, and in pieces; ``rwkv7.py`` says how the numbers were made."""
-    expected = json.loads(rwkv7.FILE.read_text(encoding="utf-8"))
+    expected = read_json(rwkv7.FILE)
     tensors, tokens = rwkv7.weights()
     model, tokens = from_authors_layout(tensors), torch.tensor([tokens])
     full_logits, steps = (torch.tensor(expected[name]) for name in ("whole", "steps"))
@@ -314,7 +315,7 @@ def test_a_difference_costs_what_is_computed_and_its_cache_what_attention_keeps(
     plain = tiny.decoder(tiny.block(c.Attention(8, 4)), position=c.NoPosition())
     flops, length = [], cfg.context
     for shape in (cfg, plain):
-        model = build_model(shape, seed=1).eval()
+        model = tiny.model(shape)
         model.engine = "eager"
         with FlopCounterMode(display=False) as counter:
             model(tiny.tokens(1, length))

@@ -3,7 +3,6 @@ loaded and saved."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 import glassformer
+import tiny
+from folders import read_json
 from glassformer import cli
 from glassformer import families as recipes
 from glassformer.core.nn import build_model
@@ -80,14 +81,12 @@ def test_a_recipe_of_ones_own_is_found_loads_and_saves(page, tmp_path, capsys):
     assert "first-llama/7b" in capsys.readouterr().out
     small = recipes.find("llama/stories260k")
     head = replace(small.head, tied=False, softcap=5.0)
-    model = build_model(replace(small, head=head), seed=1).eval()
+    model = tiny.model(replace(small, head=head))
     store.save(model, tmp_path / "capped")
     loaded, _ = glassformer.load(tmp_path / "capped")
     assert recipes.plain(loaded.config) == recipes.plain(model.config)
     assert equal_tensors(loaded.state_dict(), model.state_dict())
-    assert json.loads((tmp_path / "capped" / "config.json").read_text())["architectures"] == [
-        "FirstLlama"
-    ]
+    assert read_json(tmp_path / "capped" / "config.json")["architectures"] == ["FirstLlama"]
     capped = load_file(tmp_path / "capped" / "model.safetensors")
     # the same weights, as a Llama
     plain = build_model(replace(small, head=replace(head, softcap=None)), seed=1)

@@ -3,7 +3,6 @@ transformers: theirs loaded here, ours loaded there."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,19 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
-from folders import edit_json
+from families.parity import (
+    TOLERANCE,
+    VOCAB,
+    check_both_ways,
+    check_defaults,
+    difference,
+    files,
+    round_trip,
+    shaken,
+    tokens,
+    transformers,
+)
+from folders import edit_json, read_json, write_json
 from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.config import serial
@@ -25,7 +35,7 @@ from glassformer.scale.cost import cost
 from mistakes import mistake
 from tiny import equal_tensors
 
-TABLES = json.loads(Path(__file__).with_name("decoders.json").read_text(encoding="utf-8"))
+TABLES = read_json(Path(__file__).with_name("decoders.json"))
 FAMILIES = TABLES["settings"]
 CASES = [
     pytest.param(f, c, id=f"{f} {name}")
@@ -41,36 +51,9 @@ def theirs_of(family, **changes):
     return shaken(getattr(transformers, f"{family}{kind}")(settings))
 
 
-def tokens(length=48):
-    return torch.randint(0, VOCAB, (3, length), generator=torch.Generator().manual_seed(1))
-
-
-@torch.no_grad()
-def difference(a, b, ids):
-    return float((a(ids).logits - b(ids).logits).abs().max())
-
-
-def round_trip(reference, folder, **options):
-    """Theirs loaded here, and saved here loaded there: the same logits."""
-    reference.save_pretrained(folder / "theirs", **options)
-    model, _ = store.load(folder / "theirs")
-    assert difference(model, reference, tokens()) <= TOLERANCE
-    store.save(model, folder / "ours", layout="hf")
-    again = transformers.AutoModelForCausalLM.from_pretrained(folder / "ours").eval()
-    assert difference(again, model, tokens()) <= TOLERANCE
-    return model, again
-
-
 @pytest.mark.parametrize("family, changes", CASES)
 def test_both_ways(family, changes, tmp_path):
-    """Theirs -> ours -> theirs: the same logits, files bit for bit, and what they load is what they
-    saved."""
-    reference = theirs_of(family, **changes)
-    model, again = round_trip(reference, tmp_path)
-    assert type(again) is type(reference)
-    assert not model.training
-    assert equal_tensors(files(tmp_path / "theirs"), files(tmp_path / "ours"))
-    assert equal_tensors(reference.state_dict(), again.state_dict())
+    check_both_ways(theirs_of(family, **changes), tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -91,10 +74,10 @@ def test_the_settings_matter(family, tmp_path):
     reference = theirs_of(family, **next(iter(FAMILIES[family].values())))
     reference.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    raw = json.loads(path.read_text())
+    raw = read_json(path)
     if {"rope_scaling", "partial_rotary_factor"} & TELLING[family].keys():
         raw |= {"rope_parameters": None, "rope_theta": 1e4}
-    path.write_text(json.dumps(raw | TELLING[family]))
+    write_json(path, raw | TELLING[family])
     assert difference(store.load(tmp_path)[0], reference, tokens()) > 100 * TOLERANCE
 
 
@@ -127,10 +110,7 @@ def test_defaults_are_those_of_transformers(family):
     sizes |= {"num_hidden_layers": 3, "vocab_size": VOCAB}
     if family == "GPT2":
         sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": VOCAB}
-    full = json.loads(json.dumps(settings(**sizes).to_dict()))
-    kind = {"model_type": settings.model_type}
-    bare, reference = (recipes.read_config({**words, **kind})[1] for words in (sizes, full))
-    assert recipes.plain(bare) == recipes.plain(reference)
+    check_defaults(settings, sizes)
 
 
 @pytest.mark.parametrize("name", TABLES["published"])

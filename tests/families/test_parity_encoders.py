@@ -3,7 +3,6 @@ models: theirs loaded here, ours loaded there; so are the keys of their config.j
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.testing import assert_close
 
 import tiny
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
-from folders import edit_json
+from folders import edit_json, read_json, write_json
 from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.checkpoints.headers import SINGLE
@@ -27,11 +26,12 @@ from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.scale.cost import cost
 from mistakes import mistake
+from seeding import generator_from
 from tiny import equal_tensors
 
 
 def tokens(length=24, seed=1):
-    return torch.randint(2, VOCAB, (3, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(2, VOCAB, (3, length), generator=generator_from(seed))
 
 
 def close(a, b):
@@ -101,7 +101,7 @@ def padding(side):
 
 # ------------------------------------------------------------------------------------------- BERT
 
-TABLES = json.loads(Path(__file__).with_name("encoders.json").read_text(encoding="utf-8"))
+TABLES = read_json(Path(__file__).with_name("encoders.json"))
 
 
 def bert(kind, **changes):
@@ -313,7 +313,7 @@ def t5(**changes):
     config = transformers.T5Config(**TABLES["t5 sizes"] | {"initializer_factor": factor} | changes)
     model = transformers.T5ForConditionalGeneration(config)
     if not twins:  # transformers 5 ties all heads, and lets files untie them
-        draw = torch.Generator().manual_seed(3)
+        draw = generator_from(3)
         model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 32, generator=draw))
     return shaken(model)
 
@@ -344,7 +344,7 @@ def both_ways(
     for side in sides:
         compare(model, reference, side)
     store.save(model, folder / "ours", layout="hf")
-    (name,) = json.loads((folder / "ours" / "config.json").read_text())["architectures"]
+    (name,) = read_json(folder / "ours" / "config.json")["architectures"]
     assert name == (saved or type(reference).__name__)
     again = getattr(transformers, name).from_pretrained(folder / "ours").eval()
     compare(model, again, "right")
@@ -403,7 +403,7 @@ def test_t5_as_transformers_4_wrote_it(tmp_path):
     save_file(stored | {extra: torch.zeros(32, 4)}, tmp_path / "model.safetensors")
     del raw["scale_decoder_outputs"]
     words = {**raw, **model.config.to_dict(), "architectures": ["T5WithLMHeadModel"]}
-    page.write_text(json.dumps(words))
+    write_json(page, words)
     equal_pairs(store.load(tmp_path)[0], model)
 
 
@@ -427,7 +427,7 @@ def marian(**changes):
         **ids,
     }
     model = transformers.MarianMTModel(transformers.MarianConfig(**{**sizes, **changes}))
-    model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(2))
+    model.final_logits_bias.normal_(generator=generator_from(2))
     return shaken(model)
 
 
@@ -547,7 +547,7 @@ def test_a_nomic_bert_in_gpt2_s_words(tmp_path):
         "layer_norm_epsilon": 1e-12,
         "architectures": ["NomicBertModel"],
     }
-    (tmp_path / "config.json").write_text(json.dumps(older))
+    write_json(tmp_path / "config.json", older)
     model, _ = store.load(tmp_path)
     equal_ends(model, reference, "right")
     reference = shaken(transformers.NomicBertModel(reference.config, add_pooling_layer=True))
@@ -567,7 +567,7 @@ def test_a_modernbert_in_the_words_of_its_first_files(tmp_path):
         "local_rope_theta": 10000.0,
         "position_embedding_type": "absolute",
     }
-    (tmp_path / "config.json").write_text(json.dumps(raw | older))
+    write_json(tmp_path / "config.json", raw | older)
     equal_ends(store.load(tmp_path)[0], reference, "left")
 
 
@@ -593,7 +593,7 @@ def test_an_esm_as_the_hub_has_it(tmp_path):
 
 
 def test_masked_tokens_of_an_esm_are_counted_in_one_process():
-    model = tiny.model(tiny.ALL["esm"])
+    model = tiny.model("esm")
     model.engine = ENGINES["eager"]._replace(name="ring")
     with mistake("MaskedEmbed counts the masked tokens of a whole document"):
         model(tokens())
@@ -628,7 +628,7 @@ def test_a_t5_with_its_tokenizer_begins_with_pad(tmp_path, shared_data):
     t5(vocab_size=tokenizer.size, initializer_factor=1.0).save_pretrained(tmp_path / "theirs")
     actual_model, _ = store.load(tmp_path / "theirs")
     store.save(actual_model, tmp_path / "ours", tokenizer, layout="hf")
-    raw = json.loads((tmp_path / "ours" / "config.json").read_text())
+    raw = read_json(tmp_path / "ours" / "config.json")
     assert (raw["pad_token_id"], raw["eos_token_id"], raw["decoder_start_token_id"]) == (0, 1, 0)
     again, opened = store.load(tmp_path / "ours")
     assert opened is not None

@@ -11,8 +11,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
-from folders import edit_json
+from families.parity import (
+    TOLERANCE,
+    check_both_ways,
+    check_defaults,
+    difference,
+    files,
+    shaken,
+    tokens,
+    transformers,
+)
+from folders import edit_json, read_json
 from glassformer import config, generate
 from glassformer import families as recipes
 from glassformer.core.nn import Cache
@@ -22,9 +31,9 @@ from glassformer.families.modules.routed import RoutedMoEModule
 from glassformer.families.routed import RoutedMoE
 from glassformer.formats import store
 from mistakes import mistake
-from tiny import equal_tensors
+from seeding import generator_from
 
-TABLES = json.loads(Path(__file__).with_name("more_decoders.json").read_text(encoding="utf-8"))
+TABLES = read_json(Path(__file__).with_name("more_decoders.json"))
 CASES = [
     pytest.param(family, changes, id=f"{family} {name}")
     for family, table in TABLES.items()
@@ -48,28 +57,9 @@ def reference_of(family, **changes):
     return shaken(getattr(transformers, f"{family}ForCausalLM")(settings))
 
 
-def tokens(rows=3, length=48):
-    return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(1))
-
-
-@torch.no_grad()
-def difference(a, b, ids):
-    return float((a(ids).logits - b(ids).logits).abs().max())
-
-
 @pytest.mark.parametrize("family, changes", CASES)
 def test_both_ways(family, changes, tmp_path):
-    """Logits and files, theirs loaded here and ours loaded there, bit for bit."""
-    reference = reference_of(family, **changes)
-    reference.save_pretrained(tmp_path / "theirs")
-    model, _ = store.load(tmp_path / "theirs")
-    assert difference(model, reference, tokens()) <= TOLERANCE
-    store.save(model, tmp_path / "ours", layout="hf")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert type(again) is type(reference)
-    assert difference(again, reference, tokens()) <= TOLERANCE
-    assert equal_tensors(files(tmp_path / "theirs"), files(tmp_path / "ours"))
-    assert equal_tensors(reference.state_dict(), again.state_dict())
+    check_both_ways(reference_of(family, **changes), tmp_path)
 
 
 @pytest.mark.parametrize("family, changes", CASES)
@@ -163,10 +153,7 @@ def test_defaults_are_those_of_transformers(family):
     sizes = {k: v for k, v in TABLES[family]["sizes"].items() if k not in unsaid}
     if family in ("GPTJ", "CodeGen"):  # 64 dimensions turn
         sizes |= {"n_embd": 256}
-    full = json.loads(json.dumps(kind(**sizes).to_dict()))
-    name = {"model_type": kind.model_type}
-    bare, reference = (recipes.read_config({**words, **name})[1] for words in (sizes, full))
-    assert recipes.plain(bare) == recipes.plain(reference)
+    check_defaults(kind, sizes)
 
 
 @pytest.mark.parametrize(
@@ -321,10 +308,10 @@ def test_a_model_is_saved_as_the_family_that_it_was_loaded_from(tmp_path):
         reference.save_pretrained(tmp_path / "theirs")
         model, _ = store.load(tmp_path / "theirs")
         store.save(model, tmp_path / "ours")
-        assert json.loads((tmp_path / "ours/config.json").read_text())["model_type"] == "mistral"
+        assert read_json(tmp_path / "ours/config.json")["model_type"] == "mistral"
     model.family = ""
     store.save(model, tmp_path / "plain")
-    assert json.loads((tmp_path / "plain/config.json").read_text())["model_type"] == "llama"
+    assert read_json(tmp_path / "plain/config.json")["model_type"] == "llama"
 
 
 @pytest.mark.parametrize("heads", [4, 6])
@@ -348,7 +335,7 @@ def test_an_mpt_reads_past_its_max_seq_len_as_one_with_more(heads, tmp_path):
     expected = reference.generate(ids[:1, :8], do_sample=False, max_new_tokens=40, pad_token_id=0)
     assert text == expected[:, 8:].tolist()
     store.save(longer, tmp_path / "ours", layout="hf")
-    assert json.loads((tmp_path / "ours/config.json").read_text())["max_seq_len"] == ids.shape[1]
+    assert read_json(tmp_path / "ours/config.json")["max_seq_len"] == ids.shape[1]
 
 
 def test_first_bloom_files(tmp_path):
@@ -400,7 +387,7 @@ def test_a_correction_chooses_and_does_not_weigh():
     with a weight of its score alone."""
     mixture = RoutedMoE(6, 2, config.GatedMLP(8), normalize=False)
     module = RoutedMoEModule(mixture, 16)
-    logits = torch.randn(1, 9, 6, generator=torch.Generator().manual_seed(1))
+    logits = torch.randn(1, 9, 6, generator=generator_from(1))
     module.correction.data = torch.zeros(6)
     weight, chosen = module.choose(logits)
     module.correction.data += 1

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from folders import read_json
 from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.config import serial
@@ -106,7 +107,7 @@ def test_find_ignores_case_and_suggests():
 # ------------------------------------------------------------------------------ config.json, theirs
 
 
-TABLES = json.loads(Path(__file__).with_name("recipes.json").read_text(encoding="utf-8"))
+TABLES = read_json(Path(__file__).with_name("recipes.json"))
 
 FAR = (10**400, -(10**400))  # past every float
 LAYERS = {

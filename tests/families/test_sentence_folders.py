@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch.testing import assert_close
 
 import glassformer
 from families.parity import TOLERANCE, shaken, transformers
-from folders import edit_json
+from folders import edit_json, read_json
 from glassformer import config
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
@@ -221,7 +219,7 @@ def test_labels_by_name_are_those_of_a_pipeline(kind, problem, tmp_path, shared_
             assert_close(
                 dict(zip(result.names, row.tolist(), strict=True)), reference, rtol=0.0, atol=1e-5
             )
-        assert json.loads((path / "config.json").read_text()).get("problem_type") == problem
+        assert read_json(path / "config.json").get("problem_type") == problem
 
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert", "Electra"])

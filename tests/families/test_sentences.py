@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from folders import write_json
 from glassformer import config
 from glassformer.families.sentences import KEY, open_beside
 from glassformer.formats import store
@@ -163,12 +164,10 @@ def test_modules_are_not_followed_outside_the_folder(kind, tmp_path):
         {"type": "a.Transformer"},
         {"type": "b.Pooling", "path": kind.replace("/{there}", str(present))},
     ]
-    (home / "modules.json").write_text(json.dumps(steps))
+    write_json(home / "modules.json", steps)
     with mistake("outside this folder"):
         open_beside(home)
     (home / "link").unlink()
     shutil.copytree(present, home / "link")
-    (home / "modules.json").write_text(
-        json.dumps([steps[0], {"type": "b.Pooling", "path": "link"}])
-    )
+    write_json(home / "modules.json", [steps[0], {"type": "b.Pooling", "path": "link"}])
     assert open_beside(home)[KEY]["pooling"] == "cls"

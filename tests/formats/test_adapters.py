@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -14,6 +13,7 @@ from torch.testing import assert_close
 
 import tiny
 from changed import logits, moved
+from folders import read_json, write_json
 from glassformer import families as recipes
 from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.config import objective as objectives
@@ -49,7 +49,7 @@ def test_an_adapter_goes_out_and_comes_back(saved, tmp_path):
     back, _ = store.load(tmp_path / "a")
     near(logits(back), logits(saved))
     assert all(weight.requires_grad for weight in back.parameters())
-    again = build_model(saved.config, seed=1).eval()
+    again = tiny.model(saved.config)
     adapters.attach(again, tmp_path / "a")
     assert tiny.equal_tensors(*(dict(model.named_parameters()) for model in (saved, again)))
     (tmp_path / "a" / "config.json").unlink()  # as PEFT itself leaves it
@@ -81,7 +81,7 @@ def test_other_weights_under_the_name_of_the_base_are_refused(saved, tmp_path):
     indirect=["saved"],
 )
 def test_names_and_numbers_are_pefts(saved, expected, tmp_path):
-    page = json.loads((tmp_path / "a" / adapters.PAGE).read_text())
+    page = read_json(tmp_path / "a" / adapters.PAGE)
     assert page.items() >= {**expected, "base_model_name_or_path": f"{tmp_path}/base"}.items()
     tensors = load_file(tmp_path / "a" / adapters.TENSORS)
     if "q_proj" in expected["target_modules"]:
@@ -90,15 +90,21 @@ def test_names_and_numbers_are_pefts(saved, expected, tmp_path):
         assert tensors[half.format("B")].shape == (16, 3)
 
 
-@pytest.mark.parametrize("saved", ["llama", "gpt2"], indirect=True)
-def test_peft_gives_the_same_logits(saved, tmp_path):
+def check_peft(model, folder):
+    """PEFT's own model of the adapter in ``folder``; its logits are ours."""
     peft = pytest.importorskip("peft")
     import transformers
 
-    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    reference = peft.PeftModel.from_pretrained(reference, str(tmp_path / "a")).eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
+    reference = peft.PeftModel.from_pretrained(reference, str(folder / "a")).eval()
     with torch.no_grad():
-        near(reference(tiny.tokens()).logits, logits(saved), 1e-4)
+        near(reference(tiny.tokens()).logits, logits(model), 1e-4)
+    return reference
+
+
+@pytest.mark.parametrize("saved", ["llama", "gpt2"], indirect=True)
+def test_peft_gives_the_same_logits(saved, tmp_path):
+    reference = check_peft(saved, tmp_path)
     reference.save_pretrained(tmp_path / "back")
     near(loaded(tmp_path / "back"), logits(saved))
 
@@ -120,7 +126,7 @@ def test_an_embedding_that_is_the_head_too(tied, tmp_path):
     """PEFT trains a copy of its own and leaves what is tied to it as it was, so both are saved."""
     near(loaded(tmp_path / "a"), logits(tied))
     file, head = tmp_path / "a" / adapters.TENSORS, "base_model.model.lm_head.weight"
-    page = json.loads((tmp_path / "a" / adapters.PAGE).read_text())
+    page = read_json(tmp_path / "a" / adapters.PAGE)
     assert page["modules_to_save"] == ["lm_head", "model.embed_tokens"]
     tensors = load_file(file)
     (tmp_path / "a" / "config.json").unlink()
@@ -133,13 +139,7 @@ def test_an_embedding_that_is_the_head_too(tied, tmp_path):
 
 
 def test_peft_ties_an_embedding_to_the_head(tied, tmp_path):
-    peft = pytest.importorskip("peft")
-    import transformers
-
-    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    reference = peft.PeftModel.from_pretrained(reference, str(tmp_path / "a")).eval()
-    with torch.no_grad():
-        near(reference(tiny.tokens()).logits, logits(tied), 1e-4)
+    check_peft(tied, tmp_path)
 
 
 def test_an_adapter_of_another_base(peft):
@@ -155,7 +155,7 @@ def test_one_expert_of_a_weight_that_holds_all_is_refused(tmp_path):
     model = build_model(serial.change(recipes.find("mixtral/8x7b"), small), seed=1)
     store.save(model, tmp_path / "base", layout="hf")
     page = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base")}
-    (tmp_path / adapters.PAGE).write_text(json.dumps(page))
+    write_json(tmp_path / adapters.PAGE, page)
     name = "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
     tensors = {f"base_model.model.{name.format(1)}": torch.ones(24, 32)}
     save_file(tensors, tmp_path / adapters.TENSORS)
@@ -175,11 +175,11 @@ def peft(saved, tmp_path):
     (tmp_path / "a" / "config.json").unlink()
     page = tmp_path / "a" / adapters.PAGE
     file = tmp_path / "a" / adapters.TENSORS
-    right = json.loads(page.read_text())
+    right = read_json(page)
     tensors = load_file(file)
 
     def changed(settings, more=None):
-        page.write_text(json.dumps({**right, **settings}))
+        write_json(page, {**right, **settings})
         save_file({**tensors, **(more or {})}, file)
         return loaded(tmp_path / "a")
 

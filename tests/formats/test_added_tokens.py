@@ -29,7 +29,7 @@ def test_rows_begin_as_the_mean_and_the_others_stay(tokenizer, tied, spare, tmp_
     base = tiny.DECODERS["llama"]
     embed = dataclasses.replace(base.embed, vocab=tokenizer.size + spare)
     head = dataclasses.replace(base.head, tied=tied)
-    model = build_model(dataclasses.replace(base, embed=embed, head=head), seed=1).eval()
+    model = tiny.model(dataclasses.replace(base, embed=embed, head=head))
     tokenizer.chat_template = "{{ messages }}"
     wider, grown = add_tokens(model, tokenizer, NEW)
     assert grown.size == tokenizer.size + 2

@@ -4,12 +4,12 @@ harm."""
 from __future__ import annotations
 
 import contextlib
-import json
 import resource
 import time
 
 import pytest
 
+from folders import write_json
 from glassformer import UserError
 from glassformer.core.tokenizer import train
 from glassformer.formats import chat_template
@@ -127,8 +127,9 @@ def test_what_a_message_says_is_never_a_special_token(tokenizer):
 
 def test_a_template_is_found_where_models_keep_it(tmp_path, tokenizer):
     assert chat_template.find(tmp_path) is None
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": [{"name": "default", "template": "A"}]})
+    write_json(
+        tmp_path / "tokenizer_config.json",
+        {"chat_template": [{"name": "default", "template": "A"}]},
     )
     assert chat_template.find(tmp_path) == "A"
     (tmp_path / "chat_template.jinja").write_text("B")

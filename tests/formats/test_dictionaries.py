@@ -5,7 +5,6 @@ that is written by hand."""
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,13 @@ from torch.testing import assert_close
 
 import glassformer
 import tiny
-from glassformer.core.nn import Tape, build_model
+from folders import read_json, write_json
+from glassformer.core.nn import Tape
 from glassformer.formats import dictionaries
 from mistakes import mistake
 from seeding import generator_from
 
-CASES = json.loads(Path(__file__).with_name("dictionaries.json").read_text())["cases"]
+CASES = read_json(Path(__file__).with_name("dictionaries.json"))["cases"]
 BY_NAME = {case["name"]: case for case in CASES}
 RESID = "decoder.blocks.0.resid"
 
@@ -32,7 +32,7 @@ def folder_of(case, folder, page=None, tensors=None):
         {name: torch.tensor(x) for name, x in named.items() if x is not None},
         folder / "sae_weights.safetensors",
     )
-    (folder / "cfg.json").write_text(json.dumps({**case["page"], **(page or {})}))
+    write_json(folder / "cfg.json", {**case["page"], **(page or {})})
     return folder
 
 
@@ -120,7 +120,7 @@ def test_features_are_values_that_edits_change():
         (f"{block}.attn.z", ""),
         (f"{block}.ffn.in", f"{block}.ffn.write"),
     ):
-        model = build_model(cfg, seed=1).eval()
+        model = tiny.model(cfg)
         plain = model(tokens).logits
         tape = Tape(address, target or address)
         model(tokens, tape=tape)
@@ -153,7 +153,7 @@ def test_features_are_values_that_edits_change():
 
 def test_a_number_of_a_feature_opens_as_a_dot_product():
     cfg = tiny.ALL["gpt2"]
-    model = build_model(cfg, seed=1).eval()
+    model = tiny.model(cfg)
     dictionaries.attach(model, drawn(cfg.dim, cfg.dim, RESID))
     trace = glassformer.trace(model, None, [1, 2, 3])
     step = trace.explain("features.pre[2,5]")
@@ -167,11 +167,11 @@ def test_a_number_of_a_feature_opens_as_a_dot_product():
 
 def test_a_dictionary_of_another_model_is_refused():
     cfg = tiny.ALL["gpt2"]
-    model = build_model(cfg, seed=1).eval()
+    model = tiny.model(cfg)
     with mistake(f"values of {cfg.dim + 1} numbers", str(cfg.dim)):
         dictionaries.attach(model, drawn(cfg.dim + 1, cfg.dim + 1, RESID))
     with mistake("no value of each token", "blocks.90"):
         dictionaries.attach(model, drawn(cfg.dim, cfg.dim, "decoder.blocks.90.resid"))
-    pair = build_model(tiny.ALL["t5"], seed=1).eval()
+    pair = tiny.model("t5")
     with mistake("decoder or an encoder alone"):
         dictionaries.attach(pair, drawn(cfg.dim, cfg.dim, RESID))

@@ -54,7 +54,7 @@ def model_of(name="llama/stories260k", seed=1, dim=64):
     cfg = serial.change(
         cfg, {"init": {"type": "Init", "std": 0.15, "embed_std": 0.3, "residual": "plain"}}
     )
-    return build_model(cfg, seed=seed).eval()
+    return tiny.model(cfg, seed=seed)
 
 
 def logits_of(model):
@@ -177,7 +177,7 @@ def test_keys_of_latent_attention_are_rounded_as_they_lie(tmp_path, bits):
     words |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "first_k_dense_replace": 1}
     words |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     words |= {"n_group": 1, "topk_group": 1, "initializer_range": 0.15}
-    model = build_model(recipes.read_config(words)[1], seed=1).eval()
+    model = tiny.model(recipes.read_config(words)[1])
     if bits:
         quantize_weights(model, QuantizedLayout(bits))
     gguf.save(model, tmp_path / "a.gguf", "Q8_0" if bits is None else "F16", None)

@@ -3,7 +3,6 @@ writes (gguf_facts.py), their fields, names, shapes and numbers, and rows (file_
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 
@@ -14,12 +13,12 @@ from gguf import GGUFReader, GGUFWriter
 
 import glassformer
 import tiny
+from folders import read_json
 from formats.gguf_facts import ENCODERS, FACTS, PAIRS, facts_of, model_of
 from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.config import serial
 from glassformer.core.config.scaling import Llama3Scaling
-from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import gguf as gguf_file
@@ -42,7 +41,7 @@ REFUSED = {
 }
 
 
-CASES = json.loads(FACTS.read_text(encoding="utf-8"))
+CASES = read_json(FACTS)
 
 
 def described(model, family=""):
@@ -295,7 +294,7 @@ def test_heads_narrower_than_a_block_of_codes_side_by_side(tmp_path, kind):
 def test_vectors_of_a_text_are_pooled_as_before(tmp_path, mode):
     """An encoder's vector of a text, by llama.cpp's pooling_type."""
     cfg = recipes.read_config(CASES["Bert"]["config"])[1]
-    model = build_model(replace(cfg, pool=config.Pool(mode, normalize=True)), seed=0).eval()
+    model = tiny.model(replace(cfg, pool=config.Pool(mode, normalize=True)), seed=0)
     gguf_file.save(model, tmp_path / "model.gguf", "F32", None)
     back, _ = glassformer.load(tmp_path / "model.gguf")
     assert back.config.pool == model.config.pool

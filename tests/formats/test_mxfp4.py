@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from families.parity import TOLERANCE, transformers
-from families.test_parity_more_decoders import reference_of, tokens
+from families.parity import TOLERANCE, tokens, transformers
+from families.test_parity_more_decoders import reference_of
 from folders import edit_json
 from glassformer.formats import store
 from mistakes import mistake

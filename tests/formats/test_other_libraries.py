@@ -21,6 +21,7 @@ from torch.testing import assert_close
 
 import glassformer
 import tiny
+from folders import write_json
 from fuzzing import damaged
 from glassformer import UserError
 from glassformer.formats import pretrained, store
@@ -183,7 +184,7 @@ def written(name, folder):
             stored = {**draw.made, **{f"transformer.h.{i}.attn.bias": mask for i in range(L)}}
             page = {"model_type": "gpt-nano"} if "named" in name else {"n_head": H}
             page = {"system": {"seed": 3407}, "model": {"model_type": "gpt", **page}}
-            (folder / "config.json").write_text(json.dumps(page))
+            write_json(folder / "config.json", page)
         elif kind == "nanochat":
             nanochat(draw, 1, rows=16)
             table = draw.made["transformer.wte.weight"].bfloat16()
@@ -192,7 +193,7 @@ def written(name, folder):
             stored = {**draw.made, "transformer.wte.weight": table}
             file = folder / "model_000650.pt"
             page = {"step": 650, "model_config": CHAT}
-            (folder / "meta_000650.json").write_text(json.dumps(page))
+            write_json(folder / "meta_000650.json", page)
             if "neutral" in name:
                 stored |= {"resid_lambdas": torch.ones(L), "x0_lambdas": torch.zeros(L)}
         else:
@@ -207,7 +208,7 @@ def written(name, folder):
                 "positional_embedding_type": "standard",
                 "n_key_value_heads": None,
             }
-            (folder / "config.json").write_text(json.dumps(page))
+            write_json(folder / "config.json", page)
     if "safetensors" in name:
         file = file.with_suffix(".safetensors")
         save_file(stored, file)
@@ -360,7 +361,7 @@ def test_what_no_module_does_is_refused_by_name(kind, name, weight, message, tmp
 def test_settings_that_are_missing_or_not_done(kind, message, match, tmp_path):
     line, _ = written(kind, tmp_path)
     page = tmp_path / "said.json"
-    page.write_text(json.dumps(message))
+    write_json(page, message)
     with mistake(match):
         torchfiles.load(kind, file_of(line), page)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import glassformer
 import tiny
-from folders import edit_json
+from folders import edit_json, read_json
 from glassformer.core import memory
 from glassformer.core.config import objective as objectives
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
@@ -63,7 +63,7 @@ def test_the_file_says_what_is_needed_to_read_it(folder):
     path = folder / "model.safetensors"
     with safe_open(path, framework="pt") as file:
         page = json.loads(file.metadata()["quantization"])
-    assert page == json.loads((folder / "config.json").read_text())["quantization"]
+    assert page == read_json(folder / "config.json")["quantization"]
     assert page == {"version": 1, "group": 32, "dtype": "float32"}
     tensors = load_file(path)
     model, _ = glassformer.load(folder)

@@ -7,7 +7,6 @@ import dataclasses
 import errno
 import functools
 import itertools
-import json
 import os
 import random
 import shutil
@@ -19,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from folders import edit_json, snapshot
+from folders import edit_json, read_json, snapshot, write_json
 from glassformer import UserError, config
 from glassformer import families as recipes
 from glassformer.core import files
@@ -57,7 +56,7 @@ def small(name, seed=4, **changes):
 
 
 def config_of(folder):
-    return json.loads((folder / "config.json").read_text())
+    return read_json(folder / "config.json")
 
 
 def test_glassformer_layout_is_named(tmp_path, tiny):
@@ -338,7 +337,7 @@ def test_glassformer_configs_that_are_wrong(changes, message, tmp_path, tiny):
     for path, value in changes.items():
         *tables, name = path.split(".")
         functools.reduce(dict.__getitem__, tables, raw)[name] = value
-    (tmp_path / "config.json").write_text(json.dumps(raw))
+    write_json(tmp_path / "config.json", raw)
     with mistake(message):
         store.load(tmp_path)
 

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from data.test_corpus import Bytes, jsonl, write
+from folders import write_json
 from glassformer.formats.data import tokenise
 from glassformer.formats.data.catalog import find
 from glassformer.formats.data.text_streams import unpacked
@@ -42,9 +43,7 @@ def saved(folder, texts, shards):
     for at, name in enumerate(names):
         with ipc.new_stream(str(folder / name), full.schema) as file:
             file.write_table(full.slice(at * size, size), max_chunksize=100)
-    (folder / "state.json").write_text(
-        json.dumps({"_data_files": [{"filename": name} for name in names]})
-    )
+    write_json(folder / "state.json", {"_data_files": [{"filename": name} for name in names]})
     (folder / "dataset_info.json").write_text("{}")
     return folder
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from folders import snapshot
+from folders import snapshot, write_json
 from glassformer.core import files
 from glassformer.core.tokenizer import train
 from glassformer.formats.tokenizer_files import open as open_tokenizer
@@ -224,7 +224,7 @@ def test_transformers_opens_what_is_saved(shared_data, tmp_path, name, family):
     transformers = pytest.importorskip("transformers")
     tokenizer = open_tokenizer(shared_data / name)
     tokenizer.save(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    write_json(tmp_path / "config.json", {"model_type": family})
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for sample in NASTY:
         ids = tokenizer.encode(sample)
@@ -239,7 +239,7 @@ def test_vocab_and_merges_of_another_split(shared_data, tmp_path):
     """Qwen publishes vocab.json and merges.txt; its config says whose split they need."""
     qwen = open_tokenizer(shared_data / "tok-qwen")
     model = json.loads(qwen.to_json())["model"]
-    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    write_json(tmp_path / "vocab.json", model["vocab"])
     merges = "\n".join(" ".join(pair) for pair in model["merges"])
     (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
     added = {str(id): {"content": name, "special": True} for name, id in qwen.specials.items()}
@@ -248,7 +248,7 @@ def test_vocab_and_merges_of_another_split(shared_data, tmp_path):
         "added_tokens_decoder": added,
         "eos_token": "<|im_end|>",
     }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    write_json(tmp_path / "tokenizer_config.json", config)
     tokenizer = open_tokenizer(tmp_path)
     for sample in NASTY:
         assert tokenizer.encode(sample) == qwen.encode(sample)

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
+from folders import read_json, write_json
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.checkpoints import headers
@@ -440,7 +441,7 @@ def test_files_that_others_serve_are_not_mapped(kind, stays, monkeypatch):
 
 
 def index(folder, placed):
-    (folder / headers.INDEX).write_text(json.dumps({"weight_map": placed}))
+    write_json(folder / headers.INDEX, {"weight_map": placed})
 
 
 @pytest.fixture
@@ -476,7 +477,7 @@ def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(t
     sizes = {"a": 3, "b": 2, "c": 4, "d": 20, "e": 1}
     actual = {name: numbers(size) for name, size in sizes.items()}
     write(tensorfiles.plain(actual), tmp_path, limit=24)
-    placed = json.loads((tmp_path / headers.INDEX).read_text())
+    placed = read_json(tmp_path / headers.INDEX)
     assert placed["metadata"]["total_size"] == 4 * sum(sizes.values())
     files = [f"model-{number:05}-of-00004.safetensors" for number in (1, 1, 2, 3, 4)]
     assert placed["weight_map"] == dict(zip(actual, files, strict=True))

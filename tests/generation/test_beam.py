@@ -14,7 +14,6 @@ from glassformer import config as c
 from glassformer import load
 from glassformer.core.generation import beam, generate, session
 from glassformer.core.generation.beam import _likeliest
-from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.tasks.translation import translate as search
 from mistakes import mistake
@@ -27,7 +26,7 @@ def model(name):
 
 def test_wide_beams_find_the_best_of_all_continuations():
     shape = c.Decoder(16, 16, c.Embed(6), tiny.gpt2().decoder, c.Head(), tiny.WIDE)
-    model = build_model(shape, seed=1).eval()
+    model = tiny.model(shape)
     prompt = [1, 2]
     length = 3
     everything = list(itertools.product(range(6), repeat=length))
@@ -205,7 +204,7 @@ def pooled(head):
 
 def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_cannot():
     with_pool, alone, headless = (
-        build_model(cfg, seed=1).eval()
+        tiny.model(cfg)
         for cfg in (pooled(c.Head()), replace(pooled(c.Head()), pool=None), pooled(None))
     )
     options = {"max_new": 8, "eos": ()}
@@ -258,7 +257,7 @@ def test_many_sources_are_answered_in_their_order():
 @pytest.mark.parametrize("name", ["vaswani", "gpt2"])
 def test_a_source_too_long_is_refused_or_cut(name):
     tokenizer = train_tokenizer("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
-    model = build_model(replace(tiny.ALL[name], context=12), seed=3).eval()
+    model = tiny.model(replace(tiny.ALL[name], context=12), seed=3)
 
     def best(text, **options):
         return search(model, tokenizer, [text], beams=2, max_new=2, **options)[0][0]

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 import glassformer
 import tiny
+from folders import read_json
 from glassformer import config as c
 from glassformer.core import registry
 from glassformer.core.generation import generate
@@ -69,12 +70,12 @@ def cfg(request):
 
 @pytest.fixture
 def model(cfg):
-    return build_model(cfg, seed=7).eval()
+    return tiny.model(cfg, seed=7)
 
 
 @pytest.fixture(scope="module")
 def rotary():
-    return build_model(KINDS["rotary"], seed=7).eval()
+    return tiny.model(KINDS["rotary"], seed=7)
 
 
 @torch.no_grad()
@@ -127,7 +128,7 @@ def test_samples_are_the_prompt_given_again(model):
 
 
 def test_each_row_has_luck_of_its_own(rotary):
-    model = build_model(rotary.config, seed=7).eval()
+    model = tiny.model(rotary.config, seed=7)
     with torch.no_grad():
         # every token is as likely as any other: luck alone decides
         model.embed.token.weight.zero_()
@@ -383,7 +384,7 @@ def test_an_encoder_decoder_answers_its_source():
     encoder = c.Stack(2, (block,), c.RelativeBias(8, 16), causal=False)
     stack = c.Stack(2, (replace(block, cross=attention),), c.RelativeBias(8, 16))
     shape = c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), encoder, stack, init=init)
-    model = build_model(shape, seed=3).eval()
+    model = tiny.model(shape, seed=3)
     for prompt, tokens in zip(PROMPTS, greedy(model, PROMPTS, 10, start=2).tokens, strict=True):
         row = [2]
         with torch.no_grad():
@@ -503,7 +504,7 @@ def test_ids_that_end_a_text_stay_beside_what_generation_config_says(tmp_path):
     page = tmp_path / "generation_config.json"
     page.write_text('{"eos_token_id": [3, 4], "temperature": 0.6}')
     glassformer.save(model, tmp_path, tokenizer)
-    assert json.loads(page.read_text()) == {"eos_token_id": tokenizer.eos, "temperature": 0.6}
+    assert read_json(page) == {"eos_token_id": tokenizer.eos, "temperature": 0.6}
     for wrong in ('"a"', "[1, null]", "true", "{}"):
         page.write_text(f'{{"eos_token_id": {wrong}}}')
         with mistake("generation_config.json is not an id nor a list"):

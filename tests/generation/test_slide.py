@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import glassformer
+import tiny
 from glassformer import config as c
 from glassformer.core.generation import generate
-from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from mistakes import mistake
 
@@ -19,7 +19,7 @@ def decoder(mask_rule=c.Full(), previous_token_embeddings=0):
     block = c.Block(c.Attention(2, mask=mask_rule), c.GatedMLP(24), c.RMSNorm())
     stack = c.Stack(2, (block,), c.Rotary(), last_norm=c.RMSNorm())
     init = c.Init(std=0.2, embed_std=0.4, residual="plain")
-    return build_model(
+    return tiny.model(
         c.Decoder(
             16,
             CONTEXT,
@@ -28,7 +28,7 @@ def decoder(mask_rule=c.Full(), previous_token_embeddings=0):
             init=init,
         ),
         seed=3,
-    ).eval()
+    )
 
 
 def by_hand(model, prompt, count):

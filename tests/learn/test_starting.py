@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 
 import pytest
 
+from folders import read_json, write_json
 from glassformer.learn import starting
 from glassformer.learn.exercise import catalogue, find
 from mistakes import mistake
@@ -26,7 +26,7 @@ def test_both_kinds_hold_the_same_code(name, tmp_path):
     assert all(len(line) <= 120 for line in text.splitlines()), max(text.splitlines(), key=len)
     assert starting.read_source(path).exercise == starting.read_source(notebook).exercise == name
     assert corpus.starter.strip() in starting.read_source(notebook).code
-    data = json.loads(notebook.read_text())
+    data = read_json(notebook)
     assert (data["nbformat"], [cell["cell_type"] for cell in data["cells"]][:2]) == (
         4,
         ["markdown", "code"],
@@ -89,7 +89,7 @@ def test_cells_lines_and_magics(tmp_path):
         {"cell_type": "code", "source": "%%bash\nls -l"},
         {"cell_type": "code", "source": "if x:\n    !ls\nz = 3"},
     ]
-    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
+    write_json(tmp_path / "n.ipynb", {"cells": cells})
     source = starting.read_source(tmp_path / "n.ipynb")
     assert source.exercise == "int8"
     ast.parse(source.code)

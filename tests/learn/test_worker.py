@@ -3,12 +3,12 @@ where."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
 
 import pytest
 
+from folders import read_json, write_json
 from glassformer.learn import starting
 from glassformer.learn.checking import Checker
 from glassformer.learn.exercise import find
@@ -56,7 +56,7 @@ def test_a_notebook_as_learners_leave_it(checker, tmp_path, terminal):
     """Cells of their own before and after: magics, pictures, slips; each is told by its cell and
     line."""
     path = starting.write(find("causal-mask"), tmp_path, as_notebook=True)
-    data = json.loads(path.read_text())
+    data = read_json(path)
     at = next(at for at, cell in enumerate(data["cells"]) if cell["cell_type"] == "code")
     individual = data["cells"][at]
     solved = f"# exercise: causal-mask\n{find('causal-mask').solution}"
@@ -66,8 +66,8 @@ def test_a_notebook_as_learners_leave_it(checker, tmp_path, terminal):
             {**individual, "id": name, "source": code}
             for name, code in (("a", before), ("b", solved), ("c", after))
         ]
-        path.write_text(
-            json.dumps({**data, "cells": [*data["cells"][:at], *around, *data["cells"][at + 1 :]]})
+        write_json(
+            path, {**data, "cells": [*data["cells"][:at], *around, *data["cells"][at + 1 :]]}
         )
         return checker.check(path)
 

@@ -13,6 +13,7 @@ pytest.importorskip("jinja2", reason="chat templates need jinja2")
 
 import glassformer
 import served
+from folders import read_json
 from glassformer.formats import store
 from glassformer.formats.chat_template import CHATML, ChatTemplate
 from glassformer.formats.checkpoint import Checkpoint
@@ -48,7 +49,7 @@ def test_an_answer_is_that_of_the_terminal(folder, terminal, tmp_path):
     file = tmp_path / "chat.jsonl"
     lines = f"the cat\n/save {file}\n".encode()
     terminal(f"chat {folder} --system 'a mat' --seed 3 --max-tokens 12", stdin=lines)
-    text = json.loads(file.read_text())["messages"][-1]["content"]
+    text = read_json(file)["messages"][-1]["content"]
     assert stream[-1][1]["text"] == text != ""
     assert "".join(data.get("text", "") for _, data in stream[1:-1]) == text
 

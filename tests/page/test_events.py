@@ -16,6 +16,7 @@ pytest.importorskip("starlette", reason="the page needs its extra: pip install -
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
+from folders import write_json
 from glassformer.core.config.run import PAUSED
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.serve.page.events import MAX_LOADED, Trainings
@@ -35,7 +36,7 @@ def test_a_run_folder_becomes_a_model(tmp_path):
         "train": {"steps": 40, "objective": {"type": "Causal"}},
         "model": {"embed": {"vocab": 300}},
     }
-    (folder / "run.json").write_text(json.dumps(fields))
+    write_json(folder / "run.json", fields)
     for step in (10, 20):
         served.saved("gpt2", folder / f"step-{step:06d}", seed=step)
     (folder / "last").write_text("step-000020\n")
@@ -173,7 +174,7 @@ def test_a_training_is_asked_to_stop_by_a_file(tmp_path):
     its number now."""
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 20)
-    (folder / "run.json").write_text(json.dumps({"train": {"steps": 40}}))
+    write_json(folder / "run.json", {"train": {"steps": 40}})
     client = served.client(served.page(run=folder))
     assert client.ask("/api/train/mine/stop")["asked"] and (folder / "stop").is_file()
     assert client.answer("/api/train")[0]["stopping"]
@@ -188,7 +189,7 @@ def test_a_training_waits_as_long_as_a_file_is_there(tmp_path):
     does not."""
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 20, seconds=0.1)
-    (folder / "run.json").write_text(json.dumps({"train": {"steps": 40}}))
+    write_json(folder / "run.json", {"train": {"steps": 40}})
     client = served.client(served.page(run=folder))
     pause = folder / "pause"
 

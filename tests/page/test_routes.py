@@ -29,6 +29,7 @@ from glassformer.serve.asgi.security import LOOPBACK
 from glassformer.serve.page.models import shipped
 from glassformer.serve.page.routes import application
 from glassformer.serve.page.tensor_replies import MAX_BYTES
+from seeding import generator_from
 
 SENTENCE = "the cat sat on the mat"
 PAIRS = [
@@ -191,7 +192,7 @@ def test_no_answer_is_more_than_four_megabytes(length, folder):
         cfg = replace(served.worded(tiny.ALL["llama"]), context=512)
         store.save(build_model(cfg, seed=1), path, served.tokenizer())
     client = served.client(served.page(path))
-    generator = torch.Generator().manual_seed(0)
+    generator = generator_from(0)
     result = run(
         client, "long", ids=torch.randint(0, served.VOCAB, (length,), generator=generator).tolist()
     )

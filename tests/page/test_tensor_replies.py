@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator, validators
 
 import served
 import tiny
+from folders import write_json, write_rows
 from glassformer.core.nn import build_model
 from glassformer.formats import store
 
@@ -140,12 +141,12 @@ def training(folder: Path) -> Path:
     """A run folder with all that a training writes for the page."""
     folder.mkdir()
     lines = [{"step": step, "loss": 4 / step, "valid_loss": 3.0} for step in range(1, 21)]
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(folder / "log.jsonl", lines)
     fields = {
         "train": {"steps": 40, "objective": {"type": "Causal"}},
         "model": {"embed": {"vocab": 300}},
     }
-    (folder / "run.json").write_text(json.dumps(fields))
+    write_json(folder / "run.json", fields)
     (folder / "samples.jsonl").write_text(json.dumps({"step": 20, "text": "the cat"}) + "\n")
     experts = [{"share": 0.5, "tokens": [["e", 3, 1.0]]}] * 2
     route = {"step": 20, "mixture": "decoder.blocks.0.ffn", "choices": 8, "experts": experts}

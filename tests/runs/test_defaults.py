@@ -3,7 +3,6 @@ checkpoint is used."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shlex
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import glassformer
+from folders import read_json, read_rows
 from glassformer import cli, runs, training
 from glassformer import families as recipes
 from glassformer.commands.parsing import split_settings
@@ -224,12 +224,12 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
         " --tensorboard false"
     )
     terminal(line)
-    lines = [json.loads(row) for row in (out / "log.jsonl").read_text().splitlines()]
+    lines = read_rows(out / "log.jsonl")
     losses = {row["step"]: row["valid_loss"] for row in lines if "valid_loss" in row}
     best = min(losses, key=losses.__getitem__)
     last = lines[-1]["step"]
     assert last == best + 2 * choose.__globals__["PATIENCE"] < 60
-    data = json.loads((out / "run.json").read_text())
+    data = read_json(out / "run.json")
     assert "train.txt holds 4,000 bytes of text" in data["chosen"]
     for sentence in (
         f"Validation has not fallen since step {best}, so the run ends at step {last} of 60",
@@ -292,7 +292,7 @@ def stopped_run(book, out, monkeypatch):
 def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch, terminal):
     out = tmp_path / "out"
     line = shlex.join(stopped_run(book, out, monkeypatch))
-    before = json.loads((out / "run.json").read_text())
+    before = read_json(out / "run.json")
     for options, differs in (
         ("--recipe glass/4m", 'recipe is "glass/200k" there and "glass/4m" here'),
         ("--dim 32", "model.dim is 16 there and 32 here"),
@@ -302,7 +302,7 @@ def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch
         assert f"cannot be resumed with another config: {differs};" in notes
     terminal(f"{line} --resume")
     assert "Trained 6 steps" in terminal.notes
-    assert json.loads((out / "run.json").read_text()) == before
+    assert read_json(out / "run.json") == before
     assert before["chosen"]
     line = f"train --out {out} --resume"
     terminal(f"{line} --steps 8")
@@ -352,10 +352,7 @@ def test_the_announced_time_counts_validation(book, tmp_path, monkeypatch):
             **{"decoder.depth": "1", "tensorboard": "false"},
         )
         runs.run(result, tmp_path / every)
-    plans = [
-        json.loads((tmp_path / every / "run.json").read_text())["execution"]["seconds"]
-        for every in "01"
-    ]
+    plans = [read_json(tmp_path / every / "run.json")["execution"]["seconds"] for every in "01"]
     result = settings(book)
     batches = -(-2_000 // (result.train.batch * result.train.context))
     assert outputs[0] == pytest.approx(6 * plans[0])

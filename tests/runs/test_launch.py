@@ -4,7 +4,6 @@ mistake."""
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ import pytest
 import torch
 
 import glassformer
+from folders import read_json, read_rows, squares, write_json
 from glassformer import runs, training
 from glassformer.core.config import serial
 from glassformer.core.config.run import PAUSED
@@ -51,7 +51,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "squares.txt"
-    path.write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(400)))
+    path.write_text(squares(400))
     return path
 
 
@@ -248,7 +248,7 @@ def test_a_run_leaves_what_the_contract_says(finished_run):
     assert tokenizer.decode(tokenizer.encode("7 times 7")) == "7 times 7"
     assert model.config.embed.vocab == tokenizer.size
     assert model.config.context == 16
-    book = json.loads((finished_run / "run.json").read_text())
+    book = read_json(finished_run / "run.json")
     assert book["train"]["steps"] == 40
     assert book["execution"]["dtype"] == "float32"
     lines = callbacks.read_log(finished_run / "log.jsonl")
@@ -276,9 +276,7 @@ def test_everything_said_goes_to_standard_error(corpus, tmp_path, capfd):
         "curves",
     ):
         assert word in output.err
-    samples = [
-        json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
-    ]
+    samples = read_rows(tmp_path / "run" / "samples.jsonl")
     assert samples
     assert all(sample["text"] == "a sample" for sample in samples)
     assert samples[-1]["step"] == 4
@@ -324,9 +322,9 @@ def test_resuming_a_finished_run_does_nothing(corpus, finished_run):
 
 def test_a_run_that_is_older_than_a_setting_is_resumed(corpus, tmp_path):
     runs.run(settings(corpus, steps="2"), tmp_path / "run")
-    data = json.loads((tmp_path / "run" / "run.json").read_text())
+    data = read_json(tmp_path / "run" / "run.json")
     del data["data"]["split"], data["train"]["clip"]
-    (tmp_path / "run" / "run.json").write_text(json.dumps(data))
+    write_json(tmp_path / "run" / "run.json", data)
     assert runs.run(settings(corpus, steps="3"), tmp_path / "run", resume=True).step == 3
     refuse("train.clip", settings(corpus, steps="3", clip="0.5"), tmp_path / "run", resume=True)
 
@@ -420,7 +418,7 @@ def test_a_run_that_ended_early_goes_on_with_more_steps(corpus, tmp_path, capfd,
         in capfd.readouterr().err
     )
     assert logged(tmp_path / "run") == list(range(1, 11))
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["ended"] == [6]
+    assert read_json(tmp_path / "run" / "run.json")["ended"] == [6]
 
 
 def test_a_run_file_in_python_is_the_command(corpus, tmp_path, finished_run):

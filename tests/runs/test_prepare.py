@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 
+from folders import squares
 from glassformer import runs
 from glassformer.formats import store
 from glassformer.runs import run_file
@@ -26,7 +27,7 @@ HOW = {"steps": 4, "batch": 2, "dtype": "float32", "tensorboard": "false", "samp
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("home")
-    (folder / "text.txt").write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(300)))
+    (folder / "text.txt").write_text(squares(300))
     train(folder, "base", **SMALL, **{"data.tokenizer": "char"})
     return folder
 

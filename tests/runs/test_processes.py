@@ -3,12 +3,12 @@ sentence of each."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
 import pytest
 
+from folders import write_json
 from many import environment, free_port
 
 START = """
@@ -80,7 +80,7 @@ def sentences(written):
 )
 def test_a_mistake_of_the_first_is_a_sentence_of_each(folder, settings, mistake):
     (folder / "out").mkdir()
-    (folder / "out" / "run.json").write_text(json.dumps({}))
+    write_json(folder / "out" / "run.json", {})
     item, second = (sentences(written) for written in stderr_of_both(folder, *settings))
     assert len(item) == 1
     assert mistake in item[0]

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import glassformer
-from folders import edit_json, snapshot
+from folders import edit_json, read_json, snapshot
 from glassformer.cli import main
 from glassformer.runs import run, run_file
 from mistakes import mistake
@@ -125,7 +125,7 @@ def test_what_is_no_longer_the_run_is_refused(saved_run, corpus, tmp_path, capsy
     few = thinned(saved_run, tmp_path / "few", 4, 9)
     text = tmp_path / "squares.txt"
     text.write_text(corpus.read_text().replace("7", "8", 1))
-    data = json.loads((few / "run.json").read_text())["data"]
+    data = read_json(few / "run.json")["data"]
     edit_json(few / "run.json", data={**data, "train": str(text)})
     for step in (2, 6):
         with mistake("another content of the training data"):

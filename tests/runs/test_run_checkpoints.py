@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import random
 import resource
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from folders import read_json, write_json
 from glassformer.core import files
 from glassformer.core.config import run
 from glassformer.core.errors import UserError
@@ -299,9 +299,9 @@ def test_a_flipped_bit_in_any_file_is_found_where_the_file_is_read(tmp_path):
 @pytest.mark.parametrize("name", ["step", "batches", "best_step"])
 def test_a_state_that_lacks_something_is_one_sentence(tmp_path, name, monkeypatch):
     path = run_checkpoints.save(tmp_path, go(new_state(), run.Train(steps=1, batch=4)))
-    metrics = json.loads((path / "state.json").read_text())
+    metrics = read_json(path / "state.json")
     del metrics[name]
-    (path / "state.json").write_text(json.dumps(metrics))
+    write_json(path / "state.json", metrics)
     monkeypatch.setattr(run_checkpoints, "verify", lambda path: None)
     with mistake(name):
         run_checkpoints.restore(path, new_state())

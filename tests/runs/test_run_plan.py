@@ -3,11 +3,11 @@ with; misfits."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
+from folders import read_json
 from glassformer import generation, runs
 from glassformer.cli import main
 from glassformer.formats import store
@@ -150,7 +150,7 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(lines, tmp_path, monkey
 
     model, writes = store.load(tmp_path / "whole")
     reads = Checkpoint.open(tmp_path / "whole").source_tokenizer()
-    saved = json.loads((tmp_path / "whole" / "run.json").read_text())
+    saved = read_json(tmp_path / "whole" / "run.json")
     assert writes is not None
     assert reads is not None
     assert (saved["tokenizer"], saved["source_tokenizer"]) == (

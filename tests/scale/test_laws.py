@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import unittest.mock
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from folders import write_rows
 from glassformer.core import files
 from glassformer.formats.data import corpus, tokenising
 from glassformer.runs import launch
@@ -95,7 +95,7 @@ def more_of(folder, kind):
         file = Path(folder) / f"{kind}.jsonl"
         texts = [(line, line.split()[-1], "zebra") for line in LINES]
         records = [dict(zip(fields, row, strict=False)) for row in texts]
-        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        write_rows(file, records)
         more |= {"data.type": "Examples", "data.train": str(file), "evaluate_batches": None}
         more |= {"objective": objective.replace("FOLDER", str(folder)), "context": 96}
         more |= {"data.tokenizer": "byte"}

@@ -201,7 +201,7 @@ def test_only_shards_gathered_for_a_text_stay(two):
 def stays(mesh):
     """True where a block is complete after a pass: usually, while a text is generated,
     afterwards."""
-    model = build_model(MODELS["gpt2"], seed=0).eval()
+    model = tiny.model(MODELS["gpt2"], seed=0)
     shard.shard(model, mesh)
     weight = "decoder.blocks.0.ffn.up.weight"
     results = []

@@ -33,7 +33,7 @@ def context_of(engine: Engine) -> Context:
 
 
 def test_what_is_given_up_is_cancelled():
-    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+    with Engine(tiny.model("llama")) as engine:
         handles = submit(engine, [LONG] * 20)
         cancel(handles)
         reasons = {handle.result().completions[0].finish_reason for handle in handles}
@@ -42,7 +42,7 @@ def test_what_is_given_up_is_cancelled():
 
 
 def test_all_are_submitted_or_none():
-    with Engine(tiny.model(tiny.DECODERS["llama"]), max_queue=2, max_sequences=1) as engine:
+    with Engine(tiny.model("llama"), max_queue=2, max_sequences=1) as engine:
         first = submit(engine, [LONG])
         with pytest.raises(QueueFull):
             for _ in range(50):
@@ -61,7 +61,7 @@ def test_a_reader_that_stops_early_cancels(count):
         assert {event.finish_reason for event in last.values()} == {"cancelled"}
         assert len(last) == count
 
-    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+    with Engine(tiny.model("llama")) as engine:
         context = context_of(engine)
         asyncio.run(read_some())
         assert b'finished_reason="abort"' in context.metrics.text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 import glassformer
 from changed import LORA
+from folders import read_json, write_json
 from glassformer.core.config import objective as objectives
 from glassformer.core.errors import UserError
 from glassformer.fast import prepacked
@@ -72,9 +72,9 @@ def adapted(tmp_path_factory):
         store.save(model, home / name, base=str(home / "base"))
     shutil.copytree(home / "wide", home / "peft")
     (home / "peft" / "config.json").unlink()
-    page = json.loads((home / "peft" / "adapter_config.json").read_text())
+    page = read_json(home / "peft" / "adapter_config.json")
     page["base_model_name_or_path"] = "somebody/base"
-    (home / "peft" / "adapter_config.json").write_text(json.dumps(page))
+    write_json(home / "peft" / "adapter_config.json", page)
     return home
 
 

@@ -13,7 +13,7 @@ import torch
 import tiny
 from glassformer import config as c
 from glassformer import load
-from glassformer.core.nn import Tape, build_model
+from glassformer.core.nn import Tape
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
@@ -30,7 +30,7 @@ def wordy(name):
     cfg = replace(cfg, embed=replace(cfg.embed, vocab=300))
     if getattr(cfg, "source_embed", None):
         cfg = replace(cfg, source_embed=replace(cfg.source_embed, vocab=300))
-    return build_model(cfg, seed=1).eval()
+    return tiny.model(cfg)
 
 
 def unit(x):

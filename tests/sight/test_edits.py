@@ -567,13 +567,13 @@ def test_labels_with_edits():
     base = c.Encoder(
         32, 16, c.Embed(tokenizer.size), stack, c.Head(), tiny.WIDE, c.Pool("first", labels=3)
     )
-    model = build_model(base, seed=1).eval()
+    model = tiny.model(base)
     edits = [head_off("encoder.blocks.0.attn", 2), scale("pool.write", 2.0)]
     logits = classify(model, tokenizer, ["abc", "de"], edits=edits).probabilities
     ids = tokenizer.encode_pairs(["abc"], most=16)[0][0]
     observed = value_at(model, "pool.write", *edits, tokens=ids).softmax(-1)
     assert_close(logits[:1], observed)
-    tagger = build_model(replace(base, pool=None, token_head=c.TokenHead(3)), seed=1).eval()
+    tagger = tiny.model(replace(base, pool=None, token_head=c.TokenHead(3)))
     item, two = (
         tag(tagger, tokenizer, [["ab", "c"]], edits=group)[0].probabilities
         for group in (edits[:1], ())

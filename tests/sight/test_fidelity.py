@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import tiny
 from glassformer.cli import main
-from glassformer.core.nn import Tape, build_model
+from glassformer.core.nn import Tape
 from glassformer.core.training.batches import Batch
 from glassformer.formats import dictionaries, store
 from glassformer.sight import fidelity as inspection
@@ -34,7 +34,7 @@ TEXTS = ["the cat sat on the mat and the dog sat on the log"]
 
 @pytest.fixture(scope="module")
 def model():
-    model = build_model(worded(tiny.ALL["gpt2"]), seed=1).eval()
+    model = tiny.model(worded(tiny.ALL["gpt2"]))
     tokens = torch.tensor([tokenizer().encode(TEXTS[0])[:16]])
     objective = Features(address=RESID, width=80, active=6)
     objective.attach(model, Batch(tokens[:, :-1], tokens[:, 1:]), 0)
@@ -102,7 +102,7 @@ def test_a_feature_stands_beside_a_random_direction(model):
 
 
 def test_a_model_without_features_says_how_to_get_some():
-    plain = build_model(worded(tiny.ALL["gpt2"]), seed=1).eval()
+    plain = tiny.model(worded(tiny.ALL["gpt2"]))
     with mistake("no features", "--objective Features"):
         inspection.fidelity(plain, tokenizer(), TEXTS)
 
@@ -115,7 +115,7 @@ def printed(*words):
 
 
 def test_the_command(model, tmp_path):
-    plain = build_model(model.config, seed=1).eval()
+    plain = tiny.model(model.config)
     store.save(plain, tmp_path / "plain", tokenizer())
     sae = tmp_path / "sae"
     sae.mkdir()

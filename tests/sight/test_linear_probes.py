@@ -54,7 +54,7 @@ def planted(dim=16, letters=40):
     """Embeddings of noise and, of the first half of the letters, ``direction``; blocks add nothing."""
     block = c.Block(c.Attention(1), c.MLP(8))
     cfg = c.Decoder(dim, 16, c.Embed(letters), c.Stack(1, (block,), c.Rotary()), c.Head())
-    model = build_model(cfg, seed=1).eval()
+    model = tiny.model(cfg)
     draw = generator_from(0)
     direction = torch.nn.functional.normalize(torch.randn(dim, generator=draw), dim=0)
     with torch.no_grad():

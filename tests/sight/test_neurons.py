@@ -9,7 +9,7 @@ import torch
 
 import tiny
 from glassformer import config as c
-from glassformer.core.nn import Tape, build_model
+from glassformer.core.nn import Tape
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import neurons, top_activations
@@ -31,7 +31,7 @@ def wordy(name):
     cfg = replace(cfg, embed=replace(cfg.embed, vocab=300))
     if getattr(cfg, "source_embed", None):
         cfg = replace(cfg, source_embed=replace(cfg.source_embed, vocab=300))
-    return build_model(cfg, seed=1).eval().double()
+    return tiny.model(cfg).double()
 
 
 def rows(model, length):

@@ -12,7 +12,6 @@ from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
-from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import look, patch_grid
 from glassformer.sight.edits import patch
@@ -157,7 +156,7 @@ def test_where_the_texts_do_not_differ_nothing_does():
 
 def test_a_grid_of_texts_is_told_in_words():
     tokenizer = train_tokenizer("byte")
-    model = build_model(replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1).eval()
+    model = tiny.model(replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)))
     outputs: list[tuple[int, int]] = []
     grid = patch_grid(
         model, tokenizer, "a cat is", "a dog is", answer="x", progress=lambda *n: outputs.append(n)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny
+from folders import squares
 from glassformer import config as c
 from glassformer import runs
 from glassformer.core.nn import Tape, build_model
@@ -60,7 +61,7 @@ def test_every_choice_is_counted_and_padding_is_not():
 def test_an_encoder_counts_its_own_tokens():
     body = tiny.vaswani()
     mixed = replace(body.encoder, pattern=(replace(body.encoder.pattern[0], feedforward=MOE),))
-    model = build_model(replace(body, encoder=mixed), seed=0).eval()
+    model = tiny.model(replace(body, encoder=mixed), seed=0)
     source, target = tiny.tokens(), tiny.tokens()[:, :4].contiguous()
     source_pos = torch.arange(source.shape[1]).repeat(len(source), 1)
     source_pos[1, 6:] = -1
@@ -120,7 +121,7 @@ expert = { type = "GatedMLP", hidden = 32 }
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "squares.txt"
-    path.write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(400)))
+    path.write_text(squares(400))
     return path
 
 

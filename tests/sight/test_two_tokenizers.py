@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+import tiny
 from glassformer import config as c
 from glassformer import families as recipes
 from glassformer import generation
 from glassformer import sight as inspection
 from glassformer.core.config import serial
-from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.serve.page.fields import RunFields
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     cfg: Any = serial.change(recipes.find("glass/pair-3m"), sizes)
     cfg = replace(cfg, source_embed=c.Embed(reads.size, dim=16), init=c.Init(0.3, 1.0, "plain"))
     to: Path = tmp_path_factory.mktemp("two") / "pair"
-    store.save(build_model(cfg, seed=1).eval(), to, writes, source_tokenizer=reads)
+    store.save(tiny.model(cfg), to, writes, source_tokenizer=reads)
     return to
 
 

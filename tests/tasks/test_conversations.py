@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from folders import write_json, write_rows
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Chat, Preference, Rewarded
 from mistakes import mistake
@@ -16,7 +17,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": 
 
 def read_chat(tmp_path, *records, objective=None, name="chat.jsonl", columns=None):
     path = tmp_path / name
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_rows(path, records)
     return read_examples(str(path), objective or Chat(), columns=columns).examples
 
 
@@ -86,7 +87,7 @@ def test_a_table_and_a_list_are_read_as_lines_are(tmp_path):
     records = [{"messages": HI}, {"messages": [*HI, {"role": "tool", "content": "x", "name": "y"}]}]
     expected = [example.conversations for example in read_chat(tmp_path, *records)]
     parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "chat.parquet")
-    (tmp_path / "chat.json").write_text(json.dumps(records))
+    write_json(tmp_path / "chat.json", records)
     for name in ("chat.parquet", "chat.json"):
         table = read_examples(str(tmp_path / name), Chat())
         assert [example.conversations for example in table] == expected

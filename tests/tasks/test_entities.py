@@ -12,11 +12,11 @@ import torch
 from torch.testing import assert_close
 
 import tiny
+from folders import read_json
 from glassformer import config, runs
 from glassformer.cli import main
 from glassformer.core.config import run
 from glassformer.core.config.objective import Frozen, LoRA
-from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training.batches import Batch
 from glassformer.formats import store
@@ -326,7 +326,7 @@ def test_the_loss_is_that_of_transformers(home, tmp_path):
     cfg = replace(
         Checkpoint.open(home / "bert").config, pool=None, token_head=config.TokenHead(len(LABELS))
     )
-    model = build_model(cfg, seed=3).eval()
+    model = tiny.model(cfg, seed=3)
     tokenizer = Checkpoint.open(home / "bert").tokenizer()
     store.save(model, tmp_path / "out", tokenizer, "hf", labels=LABELS)
     reference_model = transformers.BertForTokenClassification.from_pretrained(
@@ -458,7 +458,7 @@ def test_a_checkpoint_opens_in_transformers(trained, home):
     from transformers import pipeline
 
     assert main(["convert", str(trained), "--out", str(home / "hf")]) == 0
-    raw = json.loads((home / "hf" / "config.json").read_text())
+    raw = read_json(home / "hf" / "config.json")
     assert raw["architectures"] == ["BertForTokenClassification"]
     assert [raw["id2label"][str(n)] for n in range(5)] == list(LABELS)
     reference = pipeline("token-classification", model=str(home / "hf"))

@@ -19,6 +19,7 @@ from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.tasks import predictions
 from glassformer.tasks.predictions import classify, embed, fill
 from mistakes import mistake
+from seeding import generator_from
 
 WORDS = [
     "[PAD]",
@@ -50,7 +51,7 @@ def tokenizer(tmp_path_factory):
 
 def encoder(pool=None):
     shape = replace(tiny.bert(), embed=c.Embed(len(WORDS), segments=2), pool=pool)
-    return build_model(shape, seed=1).eval()
+    return tiny.model(shape)
 
 
 def test_a_decoder_that_learned_no_vector_reads_a_text_as_its_file_says():
@@ -62,10 +63,10 @@ def test_a_decoder_that_learned_no_vector_reads_a_text_as_its_file_says():
     ids = words.encode(text)
     with torch.no_grad():
         for shape, read in ((cfg, ids), (short, ids[:4])):
-            model = build_model(shape, seed=1).eval()
+            model = tiny.model(shape)
             mean = model(torch.tensor([read]), logits="none").hidden.mean(1)
             assert_close(embed(model, words, text, truncate=True), mean, rtol=0.0, atol=1e-6)
-    learned = build_model(replace(cfg, head=None, pool=c.Pool("last")), seed=1).eval()
+    learned = tiny.model(replace(cfg, head=None, pool=c.Pool("last")))
     with torch.no_grad():
         last = learned(torch.tensor([[*ids, words.eos]])).hidden[:, -1]
     assert_close(embed(learned, words, text), last, rtol=0.0, atol=1e-6)
@@ -183,9 +184,7 @@ def test_each_blank_by_itself(tokenizer):
         assert [variant.probability for variant in variants] == pytest.approx(
             best.values.tolist(), rel=1e-4
         )
-    wide = build_model(
-        replace(model.config, embed=c.Embed(len(WORDS) + 40, segments=2)), seed=1
-    ).eval()
+    wide = tiny.model(replace(model.config, embed=c.Embed(len(WORDS) + 40, segments=2)))
     logits = wide(torch.tensor([ids]), segments=torch.tensor([segments])).logits[0, blanks[0]]
     best = logits.softmax(-1)[: len(WORDS)].max().item()  # among all rows, as `generate` says it
     assert logits.softmax(-1)[len(WORDS) :].sum() > 0.1  # of what no tokenizer can write
@@ -253,7 +252,7 @@ def test_a_blank_takes_the_space_before_it_where_words_hold_theirs():
     ids = words.encode("the [MASK] sat", special=True)
     assert ids == [*words.encode("the"), words.mask, *words.encode(" sat")]
     shape = replace(tiny.bert(), embed=c.Embed(words.size, segments=2))
-    (filled,) = fill(build_model(shape, seed=1).eval(), words, "the ___ sat", top=3)
+    (filled,) = fill(tiny.model(shape), words, "the ___ sat", top=3)
     assert [filling.text for filling in filled] == [
         f"the {filling.words[0]} sat" for filling in filled
     ]
@@ -284,7 +283,7 @@ def test_blanks_are_filled_alike_from_rows_at_once_or_in_batches(order):
 
     def filled(batch):
         filling = predictions.Filling(tokenizer, "___ the ___ sat ___ .", 64, 12, order)
-        random = torch.Generator().manual_seed(1)
+        random = generator_from(1)
         while rows := filling.rows:
             logits = torch.randn(len(rows), 3, tokenizer.size, generator=random)
             for chunk in logits.split(batch):
@@ -299,7 +298,7 @@ def test_blanks_are_filled_alike_from_rows_at_once_or_in_batches(order):
 def test_few_rows_are_filled_at_once():
     """A long text has as many rows as ``top``, and logits of all of them do not fit in memory."""
     tokenizer = served.tokenizer("wordpiece")
-    model = build_model(served.worded(tiny.ALL["bert"]), seed=3).eval()
+    model = tiny.model(served.worded(tiny.ALL["bert"]), seed=3)
     rows = list[int]()
     model.register_forward_pre_hook(lambda _, args: rows.append(args[0].numel()))
     text = "the ___ sat ___ the mat and the dog sat on the log ; a cat"

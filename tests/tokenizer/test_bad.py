@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from folders import write_json
 from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
@@ -143,7 +144,7 @@ def test_vocab_and_merges(tmp_path):
     """Errors of ``read_vocabulary``."""
     model = json.loads(train_tokenizer("bpe", STORY, 300).to_json())["model"]
     merges = "\n".join(" ".join(pair) for pair in model["merges"])
-    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    write_json(tmp_path / "vocab.json", model["vocab"])
     with mistake(r"merges\.txt cannot be read"):
         open_tokenizer(tmp_path / "vocab.json")
     with mistake("holds no tokenizer"):
@@ -156,7 +157,7 @@ def test_vocab_and_merges(tmp_path):
     with mistake(r"Line \d+ of .* is not a merge"):
         open_tokenizer(tmp_path)
     for damage in ({"a": 0}, {**model["vocab"], "zz": 5}, {**model["vocab"], "zz": "5"}):
-        (tmp_path / "vocab.json").write_text(json.dumps(damage))
+        write_json(tmp_path / "vocab.json", damage)
         with pytest.raises(UserError):
             open_tokenizer(tmp_path)
 

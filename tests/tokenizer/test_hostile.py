@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from folders import read_json, write_json
 from glassformer import UserError
 from glassformer.core.tokenizer import tokenizer as library
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -108,7 +109,7 @@ def test_ctrl_c_is_heard_while_a_text_is_encoded(kind, tmp_path):
 
 def charsmap(shared_data):
     """T5's table of character replacements."""
-    raw = json.loads((shared_data / "tok-t5" / "tokenizer.json").read_text(encoding="utf-8"))
+    raw = read_json(shared_data / "tok-t5" / "tokenizer.json")
     return base64.b64decode(raw["normalizer"]["precompiled_charsmap"])
 
 
@@ -252,9 +253,7 @@ def test_keys_that_only_look_like_numbers(tmp_path):
     (tmp_path / "x.model").write_bytes(MODEL)
     for key in ("²", "٣", "9" * 5000):
         decoder = {key: {"content": "<far>"}, "5": {"content": "<next>", "special": True}}
-        (tmp_path / "tokenizer_config.json").write_text(
-            json.dumps({"added_tokens_decoder": decoder})
-        )
+        write_json(tmp_path / "tokenizer_config.json", {"added_tokens_decoder": decoder})
         assert open_tokenizer(tmp_path).id("<next>") == 5
 
 

@@ -3,12 +3,11 @@ sentinels."""
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
 
-from folders import edit_json
+from folders import edit_json, read_json, write_json
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from mistakes import mistake
@@ -37,7 +36,7 @@ FRAME = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
 def roberta(transformers, shared_data):
-    raw = json.loads((shared_data / "tok-gpt2" / "tokenizer.json").read_text(encoding="utf-8"))
+    raw = read_json(shared_data / "tok-gpt2" / "tokenizer.json")
     vocab = [token for token in raw["model"]["vocab"] if token != "<|endoftext|>"]
     ids = {token: id for id, token in enumerate([*FRAME, *vocab, "<mask>"])}
     merges = [tuple(m.split()) if isinstance(m, str) else tuple(m) for m in raw["model"]["merges"]]
@@ -81,15 +80,15 @@ def test_pairs_of_roberta_s_kin_are_those_of_transformers(shared_data, kind, tmp
 
 def put_apart(folder):
     """The same as vocab.json and merges.txt beside a config.json, as the first folders were."""
-    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    model = read_json(folder / "tokenizer.json")["model"]
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
-    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    write_json(folder / "vocab.json", model["vocab"])
     merges = "\n".join(" ".join(pair) for pair in model["merges"])
     (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+    write_json(folder / "config.json", {"model_type": "roberta"})
     mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False}
-    (folder / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask}))
+    write_json(folder / "special_tokens_map.json", {"mask_token": mask})
 
 
 @pytest.mark.parametrize("case", ["cased", "uncased"])

@@ -33,7 +33,7 @@ def drawn(model, prompts, count, max_new, seed):
 
 
 def equal(name, dtype, sizes):
-    model = tiny.model(tiny.DECODERS[name]).eval().to(dtype)
+    model = tiny.model(name).eval().to(dtype)
     count = 0
     for seed, size in enumerate(sizes):
         sampler, texts, since, before = drawn(model, *size, seed)
@@ -61,7 +61,7 @@ def test_training_has_the_samplers_bits_in_10_000_tokens(name, dtype):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_gradient_is_that_of_the_ordinary_pass(name):
-    model = tiny.model(tiny.DECODERS[name]).eval()
+    model = tiny.model(name).eval()
     sampler, texts, since, _ = drawn(model, 3, 2, 12, 0)
     gradients = []
     for exact in (True, False):
@@ -75,7 +75,7 @@ def test_the_gradient_is_that_of_the_ordinary_pass(name):
 
 
 def test_a_text_beyond_the_samplers_context_is_refused():
-    model = tiny.model(tiny.DECODERS["gpt2"]).eval()
+    model = tiny.model("gpt2").eval()
     sampler = Sampler(model, None, 8)
     with sampler.engine, mistake("longer than the 8 tokens"):
         sampler.score(model, [[1] * 20], [1], True)

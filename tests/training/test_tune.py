@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import tiny
-from folders import snapshot
+from folders import read_json, snapshot, squares
 from glassformer import config, runs
 from glassformer.core import files
 from glassformer.core.config import objective as objectives
@@ -28,7 +28,7 @@ OPTIONS = {"batch": 4, "dtype": "float32", "keep": 3, "tensorboard": False}
 def home(tmp_path_factory):
     """A trained model, as a base, with its corpus and a table of labels."""
     folder = tmp_path_factory.mktemp("home")
-    (folder / "text.txt").write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(300)))
+    (folder / "text.txt").write_text(squares(300))
     rows = "".join(f"{i} times {i}\t{'odd' if i % 2 else 'even'}\n" for i in range(80))
     (folder / "labels.tsv").write_text("text\tlabel\n" + rows)
     sizes = {"dim": 16, "decoder.depth": 2, "decoder.pattern.attention.heads": 2, "context": 32}
@@ -142,7 +142,7 @@ def test_a_run_of_an_earlier_version_goes_on(home, tmp_path):
     settings = changed(home, TUNES["frozen"][0])
     runs.run(settings, tmp_path / "run")
     page = resolve.resolve(tmp_path / "run") / "state.json"
-    numbers = json.loads(page.read_text())
+    numbers = read_json(page)
     assert numbers["frozen_digest"].startswith("sha256:")
     page.write_text(json.dumps(numbers | {"frozen_digest": 64 * "0"}) + "\n")
     sums = page.parent / "SHA256SUMS"

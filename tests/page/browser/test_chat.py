@@ -3,7 +3,6 @@ logit."""
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -14,6 +13,7 @@ pytest.importorskip("jinja2", reason="chat templates need jinja2")
 import glassformer
 import served
 from apart import close
+from folders import read_json
 from glassformer.formats.chat_template import CHATML, ChatTemplate
 from glassformer.sight import answers
 
@@ -71,7 +71,7 @@ def test_a_chat_is_stopped_goes_on_and_shows_why(talker, new_tab, slow):
     assert again[:7] != ids[:7]
     with tab.expect_download() as saved:
         tab.get_by_role("button", name="Save").click()
-    record = json.loads(saved.value.path().read_text(encoding="utf-8"))["messages"]
+    record = read_json(saved.value.path())["messages"]
     assert record[:2] == messages and record[2]["role"] == "assistant"
     with tab.expect_request("**/api/generate") as request:
         say(tab, "the dog")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from apart import SENTENCE, SOURCE, close, typed
+from folders import read_json
 from glassformer.formats import store
 from glassformer.sight import circuit
 from page.browser.test_access import AXE, SERIOUS
@@ -47,7 +48,7 @@ def test_the_picture_is_the_commands_json(name, site, tab):
     assert not tab.evaluate(CROSSING), "two boxes lie on each other"
     with tab.expect_download() as download:
         tab.get_by_role("button", name="save JSON").click()
-    assert json.loads(Path(download.value.path()).read_text()) == answer
+    assert read_json(Path(download.value.path())) == answer
     head = next(x["address"] for x in answer["nodes"] if "head" in x["kind"])
     tab.locator(f'[data-node="{head}"]').press("Enter")
     opened = tab.locator("section.cell .value .num")

@@ -17,11 +17,11 @@ import glassformer
 import served
 import tiny
 from glassformer.core.generation import generate
-from glassformer.core.nn import build_model
 from glassformer.sight import answers
 from glassformer.sight.lens import logit_lens
 from glassformer.sight.recording.program import FUNCTIONS
 from glassformer.sight.recording.trace import Trace
+from seeding import generator_from
 
 FOLDER = Path(glassformer.__file__).parent / "models/tiny"
 OWN, OTHER = (
@@ -128,8 +128,8 @@ def test_the_shipped_model_reads_any_text(saved, shipped, opened):
 )
 def test_families(name, opened, tmp_path):
     cfg = tiny.ALL[name]
-    model = build_model(cfg, seed=1).eval()
-    luck = torch.Generator().manual_seed(3)
+    model = tiny.model(cfg)
+    luck = generator_from(3)
     source = torch.randint(cfg.embed.vocab, (1, 6), generator=luck) if cfg.has_source else None
     ids, changed_ids = (torch.randint(cfg.embed.vocab, (1, n), generator=luck) for n in (8, 13))
     path = Trace(model, None, ids, source).save(tmp_path / "it.html")
@@ -146,7 +146,7 @@ def test_cells(name, shipped, saved, opened, tmp_path):
         trace, path = glassformer.trace(*shipped, OWN), saved
     else:
         cfg = tiny.ALL[name]
-        model, ids = build_model(cfg, seed=1).eval(), torch.arange(9)[None]
+        model, ids = tiny.model(cfg), torch.arange(9)[None]
         trace = Trace(model, None, ids, ids[:, :6] if cfg.has_source else None)
         path = trace.save(tmp_path / "it.html")
     luck = random.Random(4)
@@ -243,7 +243,7 @@ def test_what_it_cannot_is_said(saved, opened, tmp_path):
     tab.wait_for_selector("text=does not make the edit mask_token(2)")
     cfg = tiny.ALL["llama"]
     words = served.tokenizer("unigram")
-    model = build_model(replace(cfg, embed=replace(cfg.embed, vocab=words.size)), seed=1).eval()
+    model = tiny.model(replace(cfg, embed=replace(cfg.embed, vocab=words.size)))
     tab = opened(glassformer.trace(model, words, "a cat").save(tmp_path / "it.html"))
     tab.fill("#prompt", "another text")
     tab.press("#prompt", "Enter")
@@ -253,7 +253,7 @@ def test_what_it_cannot_is_said(saved, opened, tmp_path):
 @pytest.mark.parametrize("name", ["gru", "cho", "rwkv", "rwkv7"])
 def test_a_model_whose_steps_follow_the_text_is_saved_as_numbers(name, opened, tmp_path):
     cfg = tiny.ALL[name]
-    model, ids = build_model(cfg, seed=1).eval(), torch.arange(6)[None]
+    model, ids = tiny.model(cfg), torch.arange(6)[None]
     tab = opened(
         Trace(model, None, ids, ids if cfg.has_source else None).save(tmp_path / "it.html")
     )

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from folders import read_json
+
 LOOKS = Path(__file__).with_name("looks")
 TEXT = "m=llama&t=the+cat+sat+on+a+mat"
 PATTERN = "op=decoder.blocks.0.attn.pattern&c=decoder.blocks.0.attn.pattern[0,2,1]"
@@ -70,7 +72,7 @@ def made_by(chromium: Any) -> dict[str, str]:
 @pytest.mark.parametrize(("name", "width", "scheme"), TAKEN)
 def test_it_looks_as_it_did(name, width, scheme, chromium, site, tab):
     new, saved = os.environ.get("GLASSFORMER_LOOKS") == "new", LOOKS / "made.json"
-    if not new and made_by(chromium) != (was := json.loads(saved.read_text())):
+    if not new and made_by(chromium) != (was := read_json(saved)):
         pytest.skip(f"these pictures were made with Chromium {was['chromium']} and {was['fonts']}")
     view, ready = SCREENS[name]
     tab.set_viewport_size({"width": width, "height": 900})

@@ -9,6 +9,7 @@ import random
 import torch
 
 from glassformer.core.generation import sample
+from seeding import generator_from
 
 SAMPLE = """all => all.map(([logits, seen, how, u]) => {
   const bytes = Uint8Array.from(atob(logits), one => one.charCodeAt(0));
@@ -20,7 +21,7 @@ SAMPLE = """all => all.map(([logits, seen, how, u]) => {
 def test_300_settings(site, tab):
     tab.goto(f"{site.url}#playground")
     luck = random.Random(5)
-    generator = torch.Generator().manual_seed(3)
+    generator = generator_from(3)
     requests, expected = [], []
     for _ in range(300):
         size = luck.choice([7, 50, 300, 5000])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import served
+from folders import write_json, write_rows
 from glassformer.core.config.run import PAUSED
 from glassformer.formats import store
 from glassformer.sight.heads import head_scores
@@ -40,13 +41,13 @@ def training(tmp_path, serving):
         "train": {"steps": 9000, "objective": {"type": "Causal"}},
         "model": {"embed": {"vocab": 300}},
     }
-    (tmp_path / "run.json").write_text(json.dumps(fields))
+    write_json(tmp_path / "run.json", fields)
     experts = [{"share": share, "tokens": [["e", 3, 1.0]]} for share in (0.125, 0.875)]
     routes = [
         {"step": step, "mixture": "decoder.blocks.0.ffn", "experts": experts}
         for step in (1000, 3000)
     ]
-    (tmp_path / "routing.jsonl").write_text("".join(json.dumps(route) + "\n" for route in routes))
+    write_rows(tmp_path / "routing.jsonl", routes)
     for step in (1000, 3000):
         served.saved("gpt2", tmp_path / f"step-{step:06d}", seed=step)
     (tmp_path / "last").write_text("step-003000\n")

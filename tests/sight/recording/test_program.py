@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import tiny
-from glassformer.core.nn import build_model
 from glassformer.sight.recording.program import program
 from glassformer.sight.recording.trace import Trace
 from seeding import generator_from
@@ -18,7 +17,7 @@ RECURRENT = {*tiny.RECURRENT, "reader", "mamba2", "qwen3_next", "rwkv", "rwkv7"}
 
 def traced(cfg, length=20, beside=14, seed=5, **options):
     luck = generator_from(seed)
-    model = build_model(cfg, seed=1).eval()
+    model = tiny.model(cfg)
     ids = [torch.randint(cfg.embed.vocab, (1, n), generator=luck) for n in (length, beside)]
     return Trace(model, None, ids[0], ids[1] if cfg.has_source else None, **options)
 
@@ -91,7 +90,7 @@ def test_steps_that_follow_the_text_have_none(name):
 
 def test_half_precision_and_edits_have_none():
     cfg = tiny.ALL["gpt2"]
-    model, ids = build_model(cfg, seed=1).eval(), torch.arange(9)[None]
+    model, ids = tiny.model(cfg), torch.arange(9)[None]
     assert program(Trace(model, None, ids)) is not None
     edit = {"decoder.blocks.0.resid": lambda path, x: x}
     assert program(Trace(model, None, ids, edits=edit)) is None
@@ -101,7 +100,7 @@ def test_half_precision_and_edits_have_none():
 def test_another_way_for_a_long_text_has_none(monkeypatch):
     """Only the longest pass shows it."""
     cfg = tiny.ALL["gpt2"]
-    model, ids = build_model(cfg, seed=1).eval(), torch.arange(9)[None]
+    model, ids = tiny.model(cfg), torch.arange(9)[None]
     norm = model.decoder.last_norm
     before = type(norm).forward
 
@@ -114,7 +113,7 @@ def test_another_way_for_a_long_text_has_none(monkeypatch):
 
 def test_sizes_that_follow_the_numbers_have_none(monkeypatch):
     cfg = tiny.ALL["gpt2"]
-    model, ids = build_model(cfg, seed=1).eval(), torch.arange(9)[None]
+    model, ids = tiny.model(cfg), torch.arange(9)[None]
     norm = model.decoder.last_norm
     before = type(norm).forward
 

@@ -261,7 +261,7 @@ def test_a_pass_for_one_address_has_the_bits_of_the_whole_pass(name):
 
 
 def test_a_pass_for_one_address_ends_there_and_keeps_its_block():
-    model = tiny.model(tiny.ALL["mixed"])
+    model = tiny.model("mixed")
     full, partial = traced(model), for_address(model, "decoder.blocks.2.attn.scores[0,7,2]")
     assert not partial.holds("decoder.blocks.3.resid") and not partial.holds("logits[0,0]")
     value_counts = dict.fromkeys(range(3), 0)

@@ -4,7 +4,6 @@ runs that go on bit for bit."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import tiny
+from folders import write_rows
 from glassformer import runs
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -44,7 +44,7 @@ def home(tmp_path_factory):
     cfg = dataclasses.replace(tiny.DECODERS["llama"], embed=embed, context=128)
     for name, seed in (("teacher", 1), ("student", 2)):
         store.save(build_model(cfg, seed=seed), path / name, tokenizer)
-    (path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS * 4))
+    write_rows(path / "chat.jsonl", ROWS * 4)
     return path
 
 

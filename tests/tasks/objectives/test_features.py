@@ -3,20 +3,18 @@ reads, goes on bit for bit, and leaves the model as it was."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch.nn import functional as F
 
 import glassformer
-from folders import snapshot
+import tiny
+from folders import read_json, snapshot
 from glassformer import config as c
 from glassformer import runs
 from glassformer.core.config import run
 from glassformer.core.config.objective import Frozen
 from glassformer.core.config.optimizer import AdamW
-from glassformer.core.nn import build_model
 from glassformer.core.training.batches import Batch
 from glassformer.formats import dictionaries, store, tuning
 from glassformer.sight.fidelity import randomised
@@ -34,7 +32,7 @@ def planted():
     draw = generator_from(0)
     block = c.Block(c.Attention(1), c.MLP(8))
     cfg = c.Decoder(DIM, 32, c.Embed(VOCAB), c.Stack(1, (block,), c.Rotary()), c.Head())
-    model = build_model(cfg, seed=1).eval()
+    model = tiny.model(cfg)
     directions = F.normalize(torch.randn(PLANTED, DIM, generator=draw))
     strength = torch.rand(VOCAB, PLANTED, generator=draw) + 0.5
     present = torch.rand(VOCAB, PLANTED, generator=draw).argsort(1) < 2
@@ -98,7 +96,7 @@ def small(base, **more):
 def test_a_run_goes_on_bit_for_bit_and_opens_as_a_model(base):
     runs.run(settings(base, small(base)), base / "whole")
     runs.run(settings(base, small(base, steps=2)), base / "half")
-    page = json.loads((base / "half/run.json").read_text())
+    page = read_json(base / "half/run.json")
     assert page["train"]["tune"] == {"type": "Frozen", "train": ["features.*"]}
     runs.run(settings(base, small(base)), base / "half", resume=True)
     last = "step-000004"

@@ -4,7 +4,6 @@ the reference, which is the model at its start."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import shutil
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from torch.testing import assert_close
 
 import glassformer
 import tiny
+from folders import write_rows
 from glassformer import runs
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -27,6 +27,7 @@ from glassformer.tasks.example_batches import each_once
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Chat, Preference, Reward
 from mistakes import mistake
+from seeding import generator_from
 from small_runs import run_and_resume
 
 PAIRS = [
@@ -50,7 +51,7 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    path.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    write_rows(path, PAIRS)
     return str(path)
 
 
@@ -63,7 +64,7 @@ def moved(model):
     """The model a little trained, so that it differs from its reference."""
     copy = build_model(model.config, seed=0)
     copy.load_state_dict(model.state_dict())
-    draw = torch.Generator().manual_seed(3)
+    draw = generator_from(3)
     with torch.no_grad():
         for weight in copy.parameters():
             weight.add_(0.02 * torch.randn(weight.shape, generator=draw))
@@ -92,7 +93,7 @@ def log_probability(model, tokenizer, prompt, answer):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_loss_is_that_of_the_paper(method, tokenizer, pairs):
-    reference = build_model(shape(tokenizer), seed=1).eval()
+    reference = tiny.model(shape(tokenizer))
     model = moved(reference)
     objective = Preference(method, beta=0.3, margin=0.5 if method == "simpo" else 1.0)
     loss = objective.loss(model, batch_of(objective, tokenizer, pairs, reference))
@@ -123,7 +124,7 @@ def test_the_loss_is_that_of_the_paper(method, tokenizer, pairs):
 
 
 def test_a_reference_is_the_model_at_its_start(tokenizer, pairs):
-    model = build_model(shape(tokenizer), seed=1).eval()
+    model = tiny.model(shape(tokenizer))
     loss = Preference().loss(model, batch_of(Preference(), tokenizer, pairs, model))
     assert_close(loss.sum / loss.count, torch.tensor(math.log(2)))
 
@@ -152,7 +153,7 @@ def base(tmp_path_factory):
         ("pairs", ("prompt", "chosen", "rejected")),
     ):
         rows = (dict(zip(columns, row, strict=False)) for row in numbers)
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
     chat = {"recipe": "glass/200k", "data.tokenizer": "byte", "objective": "Chat"}
     chat |= {"data.train": str(folder / "chat.jsonl"), "decoder.dropout": 0.1}
     runs.run(run_file.read_run(None, {**SIZES, **chat}), folder / "model")
@@ -254,7 +255,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("method", ["dpo", "ipo"])
 def test_the_loss_with_a_reference_is_that_of_trl(method, tokenizer, pairs, tmp_path, trl):
-    reference = build_model(shape(tokenizer), seed=1).eval()
+    reference = tiny.model(shape(tokenizer))
     model = moved(reference)
     policy, before = (
         opened("AutoModelForCausalLM", net, tokenizer, tmp_path / name)
@@ -277,7 +278,7 @@ def test_the_loss_with_a_reference_is_that_of_trl(method, tokenizer, pairs, tmp_
 
 @pytest.mark.parametrize("method", ["orpo", "simpo"])
 def test_the_loss_without_a_reference_is_that_of_trl(method, tokenizer, pairs, tmp_path, trl):
-    model = build_model(shape(tokenizer), seed=1).eval()
+    model = tiny.model(shape(tokenizer))
     sums = [
         [log_probability(model, tokenizer, pair["prompt"], pair[side]) for pair in PAIRS]
         for side in ("chosen", "rejected")
@@ -308,7 +309,7 @@ def test_the_loss_without_a_reference_is_that_of_trl(method, tokenizer, pairs, t
 
 def test_the_loss_of_scores_is_that_of_trl(tokenizer, pairs, tmp_path, trl):
     config, _ = Reward().with_heads(shape(tokenizer), 0)
-    model = build_model(config, seed=1).eval()
+    model = tiny.model(config)
     plain = build_model(shape(tokenizer), seed=1)
     plain.load_state_dict(model.state_dict(), strict=False)
     scorer = opened("AutoModelForSequenceClassification", plain, tokenizer, tmp_path / "model")
@@ -334,7 +335,7 @@ def test_a_reward_is_a_class_of_theirs(tokenizer, pairs, tmp_path):
     transformers = pytest.importorskip("transformers")
     config, notes = Reward().with_heads(shape(tokenizer), 0)
     assert "head over tokens is left out" in notes[0]
-    model = build_model(config, seed=1).eval()
+    model = tiny.model(config)
     scorer = opened("AutoModelForSequenceClassification", model, tokenizer, tmp_path)
     assert type(scorer).__name__ == "LlamaForSequenceClassification"
     batch = batch_of(Reward(), tokenizer, pairs, model)
@@ -355,7 +356,7 @@ def test_a_reward_is_a_class_of_theirs(tokenizer, pairs, tmp_path):
 
 
 def test_the_loss_of_answers_is_that_of_trl(tokenizer, tmp_path, trl):
-    model = build_model(shape(tokenizer), seed=1).eval()
+    model = tiny.model(shape(tokenizer))
     policy = opened("AutoModelForCausalLM", model, tokenizer, tmp_path / "model")
     rows = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS]
     trainer = trl.SFTTrainer(
@@ -367,7 +368,7 @@ def test_the_loss_of_answers_is_that_of_trl(tokenizer, tmp_path, trl):
     inputs = next(iter(trainer.get_train_dataloader()))
     expected = trainer.compute_loss(policy.eval(), inputs)
     path = tmp_path / "chat.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     loss = Chat().loss(model, batch_of(Chat(), tokenizer, str(path), model))
     assert_close(loss.sum / loss.count, expected.float(), atol=1e-5, rtol=0)
 

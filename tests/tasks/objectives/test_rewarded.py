@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from folders import read_rows, write_rows
 from glassformer import cli, runs
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.runs import run_file
@@ -19,6 +20,7 @@ from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Rewarded
 from glassformer.tasks.objectives.rewarded import Rollout
 from mistakes import mistake
+from seeding import generator_from
 from small_runs import run_and_resume
 
 SIZES = [3, 1, 4, 2, 2, 5]  # tokens of two groups of three answers
@@ -61,7 +63,7 @@ def transcribed(logs, drawn, reference, settings):
     ids=["grpo", "grpo, kl", "dapo", "dr_grpo"],
 )
 def test_the_loss_is_that_of_the_paper(settings):
-    draw = torch.Generator().manual_seed(1)
+    draw = generator_from(1)
     drawn, logs, reference = (-2 + 0.3 * torch.randn(sum(SIZES), generator=draw) for _ in range(3))
     advantages = settings.advantages(torch.tensor(REWARDS).view(2, 3)).flatten()
     answer = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
@@ -112,7 +114,7 @@ def model_of_sums(folder, steps):
     sums = [(f"{a}+{b}", str(a + b)) for a in range(10) for b in range(10)]
     for name, second in (("chat", "completion"), ("prompts", "answer")):
         rows = ({"prompt": prompt, second: answer} for prompt, answer in sums)
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
     chat = {"recipe": "glass/200k", "data.tokenizer": "byte", "objective": "Chat"}
     chat |= {"data.train": str(folder / "chat.jsonl"), "batch": 8, "context": 64}
     chat |= {"steps": steps}
@@ -131,7 +133,7 @@ def settings(base, objective="", **more):
 
 
 def steps_of(folder):
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return read_rows(folder / "log.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ def test_a_rollout_without_room_names_its_option(base, terminal):
 
 def prompts(tmp_path, *rows):
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     return str(path)
 
 

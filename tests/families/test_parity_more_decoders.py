@@ -377,6 +377,24 @@ def test_a_latent_cache_is_small(tmp_path):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("family", ["DeepseekV3", "Glm4Moe"])
+def test_corrections_are_whole_in_a_model_of_bf16(family, tmp_path):
+    """Published ones are F32 beside bf16, and near 9, where bf16 has steps of 0.06."""
+    reference = reference_of(family).bfloat16()
+    noise = torch.Generator().manual_seed(2)
+    for name, weight in reference.named_buffers():
+        if name.endswith("score_correction_bias"):
+            weight.data = 9 + 0.02 * torch.randn(weight.shape, generator=noise)
+    reference.save_pretrained(tmp_path / "theirs")
+    kind = type(reference)
+    reference = kind.from_pretrained(tmp_path / "theirs", dtype=torch.bfloat16).eval()
+    model, _ = store.load(tmp_path / "theirs")
+    store.save(model, tmp_path / "ours", layout="hf")
+    assert equal_tensors(files(tmp_path / "theirs"), files(tmp_path / "ours"))
+    assert difference(model.float(), reference.float(), tokens()) <= TOLERANCE
+
+
+@torch.no_grad()
 def test_a_correction_chooses_and_does_not_weigh():
     """One more in every correction changes nothing; a large one brings its expert into each choice
     with a weight of its score alone."""

@@ -282,9 +282,9 @@ def test_heads_narrower_than_a_block_of_codes_side_by_side(tmp_path, kind):
     model = model_of(CASES[name]["config"])
     gguf_file.save(model, tmp_path / "model.gguf", kind, None)
     back, _ = glassformer.load(tmp_path / "model.gguf")
-    steps = {"Q8_0": 127, "Q4_0": 7}[kind]
+    parts = {"Q8_0": 127, "Q4_0": 5}[kind]  # a scale is searched, and cuts the largest
     for (path, weight), expected in zip(back.named_parameters(), model.parameters(), strict=True):
-        assert (weight - expected).abs().max() <= expected.abs().max() / steps, path
+        assert (weight - expected).abs().max() <= expected.abs().max() / parts, path
     quantize_weights(model, QuantizedLayout(gguf_file.CODED[kind]))
     with mistake("rounded a second time"):
         gguf_file.save(model, tmp_path / "again.gguf", kind, None)

@@ -110,9 +110,7 @@ class Lane:
 
 
 def _run(work: Callable[[*Ts], T], *args: *Ts) -> T:
-    """A future that is to hold a StopIteration never ends, and its thread would count as running for
-    good. What is no ``Exception`` would end the event loop or get no answer of ours. So they are
-    other errors."""
+    """Raises other errors for StopIteration, at which a future never ends, and for SystemExit."""
     try:
         return work(*args)
     except BaseException as error:

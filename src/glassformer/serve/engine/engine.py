@@ -9,8 +9,7 @@ A step is one forward pass for all chunks, one sampling for all rows, the remain
     plan -> select -> forward -> check -> forks -> adjust -> sample -> append -> done -> propose
             each      all        each     each     each      all       each      each    each
 
-An exception of one request ends that request alone, a panic of a library in Rust too, which is no
-``Exception``. ``_map_isolated`` works on one request after
+What one request raises, ``Exception`` or not, ends it alone. ``_map_isolated`` works on one after
 the other; ``_run_batched`` on all at once and, where that fails, on each alone. The scheduler names
 the sequence at which a plan failed. Where a change of its pages stopped half-way, all pages are
 freed and the open sequences are computed again. Where no sequence is to blame the plan is made once

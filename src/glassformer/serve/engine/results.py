@@ -14,9 +14,8 @@ FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
 
 def as_exception(error: BaseException) -> Exception:
-    """The error where it may travel to whoever waits; another for StopIteration, which no future
-    holds, and for what is no ``Exception`` and would end an event loop: SystemExit, a panic of
-    Rust."""
+    """The error; another for StopIteration, which no future holds, and for what is no ``Exception``
+    and would end an event loop: SystemExit, a panic of Rust."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     other = RuntimeError(f"{type(error).__name__}: {error}")

@@ -614,7 +614,8 @@ class Worker:
             return
         grown: tuple[list[int], list[int]] | None = search.grow(self.vocab_size)
         if grown is not None:
-            self.scheduler.branch(search.sequences, *grown, self.runner.copy)
+            parents, tokens = grown
+            self.scheduler.branch(search.sequences, parents, tokens, self.runner.copy)
             return
         for sequence in search.sequences:
             self.scheduler.drop(sequence)

@@ -29,8 +29,8 @@ from glassformer.formats.data import find as find_corpus
 
 RUN = Path(__file__).parents[1] / "runs" / "shakespeare-best.toml"
 OPTIONS = {
-    40: "--dim 128 --decoder.pattern.attention.heads 4 --decoder.pattern.feedforward.hidden 344 "
-    "--context 128 --batch 16 --steps 850 --train.optimizer.lr 0.015 "
+    40: "--dim 128 --decoder.pattern.attention.heads 2 --decoder.pattern.feedforward.hidden 344 "
+    "--context 128 --batch 16 --steps 860 --train.optimizer.lr 0.015 "
     "--train.optimizer.weight-decay 0.1",
     180: "",
     600: "--dim 256 --decoder.depth 6 --decoder.pattern.attention.heads 8 "

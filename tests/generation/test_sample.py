@@ -123,6 +123,17 @@ def test_rows_that_are_drawn_in_pieces_get_the_same_tokens(monkeypatch):
         assert sums == expected
 
 
+def test_a_row_alone_is_drawn_as_among_others():
+    logits = torch.randn(300, 1024, generator=generator_from(5)) * 4
+    logits[::3, 700:] = -math.inf
+    uniform = torch.rand(300, generator=generator_from(6), dtype=torch.float64)
+    uniform[:4] = torch.tensor([0.0, 0.0, 1 - 2**-53, 1 - 2**-53], dtype=torch.float64)
+    together = draw(logits, uniform)
+    alone = [draw(row[None], luck[None]) for row, luck in zip(logits, uniform, strict=True)]
+    assert torch.equal(torch.cat(alone), together)
+    assert together.max() > 900 and (together[::3] < 700).all()
+
+
 def test_the_rounding_of_sums_does_not_reach_the_tail():
     logits = torch.full((64, 1001), -18.0)
     logits[:, 0] = 0.0

@@ -146,3 +146,10 @@ def test_corpora_are_listed_with_origin_and_licence():
         "names",
     ]
     assert all(corpus.description and corpus.origin and corpus.licence for corpus in corpora())
+
+
+def test_no_name_is_not_the_folder_where_the_command_runs(tmp_path, monkeypatch):
+    (tmp_path / "other.txt").write_text("a text that nobody named")
+    monkeypatch.chdir(tmp_path)
+    with mistake('no file, folder or named corpus ""'):
+        find("")

@@ -28,8 +28,9 @@ def test_bleu_is_the_papers_formula():
 
 
 def test_capitals_and_pieces():
-    repeated = of_texts(["A CAT SAT ON IT"], ["a cat sat on it"], ("bleu", "chrf"), lower=True)
-    assert repeated == pytest.approx({"bleu": 100, "chrf": 100})
+    names = ("bleu", "chrf", "rouge1", "exact")
+    repeated = of_texts(["A CAT SAT ON IT"], ["a cat sat on it"], names, lower=True)
+    assert repeated == pytest.approx(dict.fromkeys(names, 100))
     assert max(of_texts(["A CAT SAT ON IT"], ["a cat sat on it"]).values()) < 50
     parted = [
         of_texts(["a b c d!"], ["a b c d !"], ("bleu",), tokenised=output)["bleu"]
@@ -74,6 +75,8 @@ def test_labels_and_numbers():
     assert of_numbers([1.0, 2.0, 4.0], [1.0, 3.0, 2.0])["pearson"] == pytest.approx(
         0.3273, abs=1e-4
     )
+    # 0.1 three times has a mean that is not 0.1
+    assert of_numbers([0.1] * 3, [0.7] * 3) == {"pearson": 0, "spearman": 0}
 
 
 def test_lengths():

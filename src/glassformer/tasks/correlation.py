@@ -12,7 +12,8 @@ Array = np.ndarray[Any, Any]
 def pearson(x: Any, y: Any) -> float:
     """The linear correlation of two lists of numbers, -1 to 1; 0 where one of them never
     changes."""
-    x, y = (v - v.mean() for v in (_array(x), _array(y)))
+    # a mean of equal numbers need not be that number; they differ by nothing all the same
+    x, y = ((v - v.mean()) * (v != v[:1]).any() for v in (_array(x), _array(y)))
     spread = float(np.sqrt((x**2).sum() * (y**2).sum()))
     return float(x @ y) / spread if spread else 0.0
 

@@ -97,7 +97,8 @@ def find(name_or_path: str | Path, field: str = "text", separator: str | None = 
     corpus = PUBLISHED.get(str(name_or_path))
     if corpus is None or corpus.examples:
         path = _here_or_home(Path(name_or_path).expanduser())
-        if path.parent == Path() and files.path_kind(path) is None:
+        # a path without a name would be the folder where the command runs
+        if name_or_path == "" or (path.parent == Path() and files.path_kind(path) is None):
             names = [corpus.name for corpus in corpora()]
             close = nearest(str(name_or_path), [*names, *(p.name for p in Path().iterdir())])
             hint = close if "mean" in close else f" Named corpora: {', '.join(names)}."

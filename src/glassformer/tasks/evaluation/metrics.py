@@ -45,8 +45,9 @@ def of_texts(
     for name in names:
         if name == "exact":
             pairs = zip(written, several, strict=True)
+            same = str.lower if lower else str
             figures[name] = 100 * fmean(
-                text.strip() in (r.strip() for r in right) for text, right in pairs
+                same(text.strip()) in (same(r.strip()) for r in right) for text, right in pairs
             )
         elif name in ("bleu", "chrf"):
             library = _library("sacrebleu")

@@ -1,4 +1,4 @@
-"""Character-level Shakespeare as low as two CPU cores get: docs/shakespeare.md.
+"""Character-level Shakespeare as low as two CPU cores get: docs/results.md.
 
     python benchmarks/record.py [--budgets 40 180 600] [--seeds 5] [--out out/record]
 

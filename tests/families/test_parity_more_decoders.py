@@ -32,6 +32,7 @@ from glassformer.families.routed import RoutedMoE
 from glassformer.formats import store
 from mistakes import mistake
 from seeding import generator_from
+from tiny import equal_tensors
 
 TABLES = read_json(Path(__file__).with_name("more_decoders.json"))
 CASES = [

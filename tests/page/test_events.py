@@ -294,7 +294,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_opened_is_no_model(tmp_path, m
     served.saved("gpt2", folder / "step-000004")
     monkeypatch.setattr(Checkpoint, "open", read_and_remove)
     answer = client.post("/api/runs", json={"model": "mine@4", "text": "a"})
-    assert answer.status_code == 400 and "removed while it was read" in answer.json()["error"]
+    assert answer.status_code == 400 and "There is no folder" in answer.json()["error"]
 
 
 def test_models_of_checkpoints_do_not_stay_for_their_runs(tmp_path):

@@ -1,6 +1,6 @@
 """Character-level Shakespeare as low as two CPU cores get: docs/results.md.
 
-    python benchmarks/record.py [--budgets 40 180 600] [--seeds 5] [--out out/record]
+    python benchmarks/record.py [--budgets 45 180 600] [--seeds 5] [--out out/record]
 
 Each budget is one command, `glassformer train runs/shakespeare-best.toml` with the options below, for
 each seed; its seconds are those of the whole process. The losses are of the last tenth of the text,
@@ -29,12 +29,12 @@ from glassformer.formats.data import find as find_corpus
 
 RUN = Path(__file__).parents[1] / "runs" / "shakespeare-best.toml"
 OPTIONS = {
-    40: "--dim 128 --decoder.pattern.attention.heads 2 --decoder.pattern.feedforward.hidden 344 "
-    "--context 128 --batch 16 --steps 860 --train.optimizer.lr 0.015 "
+    45: "--dim 128 --decoder.pattern.attention.heads 2 --decoder.pattern.feedforward.hidden 344 "
+    "--model.context 128 --batch 16 --steps 920 --train.optimizer.lr 0.015 "
     "--train.optimizer.weight-decay 0.1",
     180: "",
     600: "--dim 256 --decoder.depth 6 --decoder.pattern.attention.heads 8 "
-    "--decoder.pattern.feedforward.hidden 688 --steps 3200 --train.optimizer.lr 0.01 "
+    "--decoder.pattern.feedforward.hidden 688 --steps 3000 --train.optimizer.lr 0.01 "
     "--train.optimizer.weight-decay 0.6",
 }
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("budget", ["40", "180", "600"])
+@pytest.mark.parametrize("budget", ["45", "180", "600"])
 def test_a_budget_of_the_record_goes_to_its_table(tmp_path, shared_data, budget):
     environment = {**os.environ, "GLASSFORMER_DATA": str(shared_data)}
     command = [sys.executable, str(ROOT / "benchmarks" / "record.py"), "--budgets", budget]
@@ -32,4 +32,4 @@ def test_a_budget_of_the_record_goes_to_its_table(tmp_path, shared_data, budget)
         assert f"{budget} s  {name}: {row[name]:.4f}" in ended.stdout
     assert row["whole, moving"] != row["whole, windows"]
     log = (tmp_path / "out" / "record" / f"{budget}-0" / "log.jsonl").read_text().splitlines()
-    assert json.loads(log[-1])["valid_loss"] == pytest.approx(row["whole, windows"], abs=0.02)
+    assert json.loads(log[-1])["valid_loss"] == pytest.approx(row["whole, windows"], abs=0.01)

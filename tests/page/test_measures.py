@@ -64,7 +64,7 @@ def test_a_circuit_refuses_edits_and_ends_with_its_reader(tmp_path, monkeypatch)
     assert "take the edits out" in client.ask(f"/api/runs/{run}/circuit")["error"]
     run = client.ask("/api/runs", **texts)["run"]
     assert "least is 2" in client.ask(f"/api/runs/{run}/circuit", least=2)["error"]
-    monkeypatch.setattr(routes, "MOST_EDGES", 3)
+    monkeypatch.setattr(routes, "PAGE_EDGES", 3)
     message = client.ask(f"/api/runs/{run}/circuit", least=1e-6, draws=0)["error"]
     assert message.startswith("The page shows 3 edges, and this circuit has ")
     calls = iter(range(9))

@@ -594,7 +594,7 @@ class Worker:
         self.stats.accepted_tokens += chunk.accepted
 
     def _propose(self, chunk: SequenceChunk) -> None:
-        """Guesses the next tokens by prompt lookup."""
+        """Ends the step of a sequence and guesses its next tokens by prompt lookup."""
         self._done(chunk)
         sequence = chunk.sequence
         if self.lookup and sequence.look is None:

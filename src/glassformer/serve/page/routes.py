@@ -63,7 +63,7 @@ from .runs import CachedTrace, TraceCache
 T = TypeVar("T")
 EXAMPLE = "example.trace"  # benchmarks/example.py
 PASSES = 4  # threads for passes, of which one client has three at most
-MOST_EDGES = 200_000  # of a circuit: 20 MB of JSON
+PAGE_EDGES = 200_000  # of a circuit: 20 MB of JSON
 IMMUTABLE = "private, max-age=31536000, immutable"
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -227,8 +227,8 @@ class Page:
             args = traced.loaded.model, traced.trace.tokenizer, traced.text
             answer = circuit(*args, **options)
             count = len(answer.edges)
-            message = f"The page shows {MOST_EDGES:,} edges, and this circuit has {count:,}; give a larger least."
-            need(count <= MOST_EDGES, message)
+            message = f"The page shows {PAGE_EDGES:,} edges, and this circuit has {count:,}; give a larger least."
+            need(count <= PAGE_EDGES, message)
             return answer.to_dict()
 
     def _read_again(
